@@ -25,7 +25,7 @@ from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
 from asyncrl.process import ChildProcess, python
 from asyncrl.training.init_model import ModelShape, create_model
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.model_folder import write_model
 from benchmarks.engine_model import bench_model

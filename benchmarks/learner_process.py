@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.ranks import join_ranks, work_of
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from topics.batches import Objective
 
 _WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory

@@ -36,7 +36,7 @@ from benchmarks.learner_process import (
 )
 from topics.batches import Objective
 
-with absent("transformer_engine"):  # runs also load the library in this way, see `asyncrl.training.trainers`
+with absent("transformer_engine"):  # runs also load the library in this way, see `asyncrl.training.megatron.kind`
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import get_megatron_optimizer
 

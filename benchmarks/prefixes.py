@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.rows import TrainRow
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from benchmarks.random_model import SHAPES, write_random_model
 from topics.batches import Objective
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Member, Publisher, choice_of
 from asyncrl.training.ranks import join_ranks
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.rank_shards import Attempt
 from benchmarks.learner_process import train_row

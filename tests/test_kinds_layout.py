@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
+from asyncrl.config.learner_settings import TRAINERS
 from asyncrl.config.live_settings import JUDGES
 from asyncrl.config.process_settings import PLACEMENTS
+from asyncrl.config.weights_settings import STORES
 from asyncrl.data.procedural import RULES
 from asyncrl.environments.kinds import KINDS as ENVIRONMENTS
 from asyncrl.rewards.kinds import BUILT_IN
@@ -30,6 +32,8 @@ AXES = (
     Axis("asyncrl/judges", JUDGES, "judge"),
     Axis("asyncrl/rewards", tuple(BUILT_IN), "reward"),
     Axis("asyncrl/run/placements", PLACEMENTS),
+    Axis("asyncrl/training", TRAINERS, "trainer"),
+    Axis("asyncrl/weights", STORES, "store"),
 )
 
 

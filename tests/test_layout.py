@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -25,6 +23,7 @@ PROCESSES = ("actors.main", "actors.learner.rank_process", "asyncrl.engine.embed
 OLD_WORDS = re.compile("say|says|hear|hears|heard|heed|bury|buried|warden|strike|strikes|struck|watchman|pulse|told")
 OF_ONE_KIND = {
     "actors.prompter.sources.__init__",
+    "asyncrl.config.check_learner.trainer_contradictions",
     *(f"asyncrl.run.preflight.{name}" for name in ("_actors", "_directory", "_sinks", "_start")),
 }
 QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ", "Whoever ")
@@ -378,21 +377,5 @@ def test_the_name_of_a_kind_of_engines_is_only_in_its_folder():
             if not compared or "trainer" in ast.unparse(node):
                 names -= {"scripted"}
             wrong += [f"{module}:{getattr(node, 'lineno', 0)} has {name}" for name in names & kinds - mine]
-
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(("package", "word"), [("weights", "store")])
-def test_the_name_of_another_kind_is_compared_only_in_its_folder(package: str, word: str):
-    """Names that are also other words: comparisons with the setting count, and tables of all kinds."""
-    kinds = {path.parent.name for path in (ROOT / "asyncrl" / package).glob("*/kind.py")}
-    free = ("benchmarks.", *(f"asyncrl.{package}.{kind}." for kind in kinds))
-    wrong = []
-    for module, path in FILES.items():
-        for node in nodes(path) if not module.startswith(free) else ():
-            keys = node.keys if isinstance(node, ast.Dict) else ast.walk(node) if isinstance(node, ast.Compare) else ()
-            names = kinds & {one.value for one in keys if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-            if names and (names == kinds if isinstance(node, ast.Dict) else word in ast.unparse(node)):
-                wrong.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
 
     assert not wrong, "\n".join(wrong)

@@ -15,7 +15,7 @@ from actors.learner.elastic import ElasticGroup
 from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.gpu_handoff import Turns
-from actors.learner.group import GROUPS, GroupLost, Stopping, TrainerGroup
+from actors.learner.group import GroupLost, Stopping, TrainerGroup, new_group
 from actors.learner.outbox import Outbox, published_by, step_record
 from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
@@ -27,6 +27,7 @@ from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
 from asyncrl.bus.merged_reader import Part, read_merged
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
 from asyncrl.training.anomalies import Recent
@@ -86,8 +87,7 @@ class Learner:
         self._resumed = False  # all that was reported trained is in the weights
 
     def _new_group(self) -> TrainerGroup:
-        learner = self.config.learner
-        make = ElasticGroup if learner.elastic_s else GROUPS[learner.trainer]
+        make = ElasticGroup if self.config.learner.elastic_s else new_group
         return make(self.context, self.keeper.wake)
 
     async def _do(self, call: Call[T]) -> T:
@@ -302,7 +302,8 @@ class Learner:
         except NonFiniteWeights as error:
             await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
             raise
-        if before and message.is_unchanged and before.version < moved and self.config.learner.trainer != "scripted":
+        trains = trainer_kind(self.config.learner.trainer).can(TrainerCapability.MODEL)
+        if before and message.is_unchanged and before.version < moved and trains:
             self.context.count("unchanged_versions")
             self.context.log.error("weights unchanged", version=message.version, base=before.key)
             await self.keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])

@@ -12,8 +12,7 @@ from actors.learner.rank import Call
 from actors.runtime.actor import Context
 from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.run.placement import Job, NoRoom
-from asyncrl.training.megatron.parallel_config import Layout
-from asyncrl.training.trainers import layout_of
+from asyncrl.training.megatron.parallel_config import Layout, layout_of
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Trainer groups by the name of their trainer: one process per rank, or a trainer in the learner itself."""
+"""Trainer groups: one process per rank, or a trainer in the learner itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from actors.learner.rank import Call, Open, Rank, carried_out
 from actors.learner.rank_wire import ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks, first_of, unless
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.errors import AsyncRLError
 from asyncrl.framing import pack, read_frames
 from asyncrl.host import VISIBLE_GPUS
@@ -243,6 +244,7 @@ def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
     return Rank(context.bus, context.config, context.files)
 
 
-MakeGroup: TypeAlias = Callable[[Context, Callable[[], None]], TrainerGroup]
-GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "megatron": RankProcesses, "scripted": in_process}
-"""By `learner.trainer`. The scripted trainer computes nothing, so it runs in the learner's process."""
+def new_group(context: Context, on_lost: Callable[[], None]) -> TrainerGroup:
+    """Return a group of the trainer that the config names."""
+    kind = trainer_kind(context.config.learner.trainer)
+    return (RankProcesses if kind.can(TrainerCapability.PROCESSES) else in_process)(context, on_lost)

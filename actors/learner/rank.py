@@ -22,14 +22,15 @@ from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
 from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.config.settings import Config
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.config.weights_settings import store_kind
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
+from asyncrl.training.megatron.parallel_config import layout_of
 from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_gpu, work_of
-from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import StorePlace
 from topics.batches import Anomaly, BatchPacked
 from topics.trajectories import TrajectoryGenerated
@@ -110,7 +111,8 @@ class Rank:
         if self._config.placement.colocate == "memory":
             limit_memory(self._config.learner.device, self._config.placement.learner_fraction)
         with named_where_full(self._rank):
-            self.trainer = open_trainer(self._config, model, self._files.base)
+            kind = trainer_kind(self._config.learner.trainer)
+            self.trainer = kind.open(self._config, model, self._files.base)
         weights = self._config.weights
         store, run = store_kind(weights.store).open(self._place), "" if weights.delta == "never" else self._config.run
         member = Member(self._rank, self._ranks)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+import asyncrl.training.torch.trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context
@@ -29,7 +30,6 @@ from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames, write_heartbeats
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
-from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 from asyncrl.training.ranks import NoGpu
 
 

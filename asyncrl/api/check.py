@@ -11,22 +11,13 @@ from asyncrl.api.overrides import as_words
 from asyncrl.config.hints import hints, slot_lines
 from asyncrl.config.load import ConfigError, Problem, load_config
 from asyncrl.run.preflight import check_surroundings
-from asyncrl.run.preflight_megatron import memory_lines
-from asyncrl.run.preflight_memory import engine_memory_lines, torch_memory_lines
+from asyncrl.run.preflight_memory import memory_lines
 from asyncrl.run.preflight_rows import row_lines
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines
 
-_FACTS = (
-    row_lines,
-    stop_token_lines,
-    reward_lines,
-    slot_lines,
-    memory_lines,
-    torch_memory_lines,
-    engine_memory_lines,
-)
+_FACTS = (row_lines, stop_token_lines, reward_lines, slot_lines, memory_lines)
 
 
 class Findings(NamedTuple):

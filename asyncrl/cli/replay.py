@@ -32,11 +32,11 @@ from asyncrl.config.learner_settings import LayoutSettings
 from asyncrl.config.load import with_overrides
 from asyncrl.config.setting_types import Settings
 from asyncrl.config.settings import Config
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.files import write_json
 from asyncrl.state.records import counted
 from asyncrl.telemetry.plot import draw_comparison
-from asyncrl.training.trainers import open_trainer
 
 _LINE_S = 2.0  # between two lines about steps
 
@@ -161,7 +161,8 @@ def _replay(arguments: argparse.Namespace) -> Replay:
         print(f"other setting: {name} = {now}, the run had {was}", file=output)
     check_model_directory(files.model_path(config.model))
     whole = msgspec.structs.replace(config.learner, ranks=1, layout=LayoutSettings())  # in this process alone
-    trainer = open_trainer(msgspec.structs.replace(config, learner=whole), files.model_path(config.model), files.base)
+    whole_config = msgspec.structs.replace(config, learner=whole)
+    trainer = trainer_kind(whole.trainer).open(whole_config, files.model_path(config.model), files.base)
 
     async def train(bus: Bus) -> tuple[Replay, Retraining]:
         log = await read_training(bus)

@@ -9,8 +9,8 @@ from asyncrl.config.check import not_a_function, unused
 from asyncrl.config.engine_settings import KINDS, Capability, EngineGroup, EngineSettings, kind_of, kinds_with
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
-from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import is_ip, places_of
 from topics.engines import check_address
@@ -124,8 +124,8 @@ def direct_contradictions(config: Config) -> Iterator[Finding]:
     way, learner = config.weights.transport, config.learner
     if way == "never" or not config.trains:
         return
-    if learner.trainer == SCRIPTED:
-        message = 'a scripted trainer has no weights in memory; set weights.transport = "never"'
+    if not trainer_kind(learner.trainer).can(TrainerCapability.MODEL):
+        message = f'the trainer "{learner.trainer}" has no weights in memory; set weights.transport = "never"'
         yield Finding(("weights.transport", "learner.trainer"), message)
     if (way == "nccl" and learner.device == "cpu") or (way == "gloo" and learner.device != "cpu"):
         other = 'a GPU; set learner.device, or weights.transport = "gloo"' if way == "nccl" else 'the CPU; set "nccl"'
@@ -185,8 +185,8 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
 
 def _turns(config: Config) -> Iterator[Finding]:
     trainer = config.learner.trainer
-    if trainer == SCRIPTED:
-        message = 'a scripted trainer has nothing on a GPU; set placement.colocate = "none"'
+    if not trainer_kind(trainer).can(TrainerCapability.MODEL):
+        message = f'the trainer "{trainer}" has nothing on a GPU; set placement.colocate = "none"'
         yield Finding(("learner.trainer", "placement.colocate"), message)
     if config.weights.transport != "never":
         message = 'the learner has left the GPU when engines load; set "never", or placement.colocate = "none"'

@@ -1,8 +1,7 @@
-"""Settings of the learner that contradict others: further models, columns, the megatron trainer."""
+"""Settings of the learner that contradict others: further models, columns, the kind of the trainer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from asyncrl.addresses import is_address
@@ -13,10 +12,11 @@ from asyncrl.config.check import unused
 from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import purpose_of
-from asyncrl.config.setting_types import changed_keys
+from asyncrl.config.setting_types import Settings, changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_learners, as_in, key_of_learner, of_learner
 from asyncrl.config.tasks import every_task
+from asyncrl.config.trainers import trainer_kind, trainers_with
 
 _WHEN = {
     "critic": 'there is a critic where an advantage is "gae"',
@@ -181,42 +181,16 @@ def has_critic(config: Config) -> bool:
     return any(column == "values" for _, column in needed_columns(config))
 
 
-def megatron_contradictions(config: Config) -> Iterator[Finding]:
-    """Settings that only one of the trainers has, and a number of ranks that its layout does not divide."""
-    learner = config.learner
-    if learner.dtype == "fp8" and (learner.trainer != "megatron" or not learner.device.startswith("cuda")):
-        there = f'learner.trainer = "{learner.trainer}" and learner.device = "{learner.device}"'
-        message = f'found "fp8" with {there}, expected "megatron" and a "cuda" device; set "bfloat16", or change them'
-        yield Finding(("learner.dtype", "learner.trainer", "learner.device"), message)
-    if learner.share_prefixes and learner.trainer != "torch":
-        message = (
-            f'needs learner.trainer = "torch", found "{learner.trainer}", which divides each row over '
-            "learner.layout.context ranks alone; set share_prefixes = false"
-        )
-        yield Finding(("learner.share_prefixes", "learner.trainer"), message)
-    if learner.trainer != "megatron":
-        why = f'it is of learner.trainer = "megatron", found "{learner.trainer}"'
-        yield from unused(config, "learner.layout", "learner.trainer", why)
-        for key, found in (("mtp_weight", learner.mtp_weight), ("router_bias_rate", learner.router_bias_rate)):
-            if found:
-                message = f'the trainer "{learner.trainer}" does not change it; set 0, or learner.trainer = "megatron"'
-                yield Finding((f"learner.{key}", "learner.trainer"), message)
-        return
-    sizes = {key: getattr(learner.layout, key) for key in ("tensor", "context", "pipeline")}
-    stage = learner.ranks // learner.layout.pipeline
-    if learner.ranks % (ranks := math.prod(sizes.values())):
-        product = " times ".join(f"{key} = {size}" for key, size in sizes.items() if size > 1)
-        message = f"found {learner.ranks} ranks, expected a multiple of {ranks}: {product} ranks hold one model"
-        yield Finding((*(f"learner.layout.{key}" for key in sizes), "learner.ranks"), message)
-    elif stage % (sharing := learner.layout.expert * learner.layout.expert_tensor):
-        message = f"found expert times expert_tensor = {sharing}, expected a divisor of the {stage} ranks of a stage"
-        yield Finding(("learner.layout.expert", "learner.layout.expert_tensor", "learner.ranks"), message)
-    for key, found, wanted in (
-        ("learner.moments", learner.moments != "float32", "moments only in float32"),
-        ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),
-        ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
-        ("learner.exchange", learner.exchange != "auto", "a separate exchange, once a step"),
-    ):
-        if found:
-            message = f'the trainer "megatron" has {wanted}; change it, or set learner.trainer = "torch"'
-            yield Finding((key, "learner.trainer"), message)
+def trainer_contradictions(config: Config) -> Iterator[Finding]:
+    """Settings that trainers of this kind do not have, or that contradict others with them."""
+    learner, kind = config.learner, trainer_kind(config.learner.trainer)
+    changed = [("fp8", ["dtype"])] if learner.dtype == "fp8" else []
+    for key in changed_keys(learner):
+        table = getattr(learner, key)
+        keys = [f"{key}.{one}" for one in changed_keys(table)] if isinstance(table, Settings) else [key]
+        changed.append((key, keys))
+    for one, keys in changed:
+        if one not in kind.capabilities | kind.settings and (others := trainers_with(one)):
+            message = f'the trainer "{learner.trainer}" has no {one}; leave it out, or set learner.trainer = {others}'
+            yield Finding((*(f"learner.{key}" for key in keys), "learner.trainer"), message)
+    yield from kind.checks(learner)

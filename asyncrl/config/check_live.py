@@ -13,6 +13,7 @@ from asyncrl.config.live_settings import JUDGES, judge_kind
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import every_task
+from asyncrl.config.trainers import TrainerCapability, trainer_kind, trainers_with
 
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
@@ -31,8 +32,11 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
     except re.error as error:
         message = f'found "{config.live.safety.question}", expected a regular expression: {error}'
         yield Finding(("live.safety.question",), message)
-    if config.live.safety.kl_bound and not (config.live.fraction and config.learner.trainer == "torch"):
-        message = 'has no effect: it is measured with live.fraction above 0 and learner.trainer = "torch"; leave it out'
+    measured = config.live.fraction and trainer_kind(config.learner.trainer).can(TrainerCapability.LIVE)
+    if config.live.safety.kl_bound and not measured:
+        trainers = trainers_with(TrainerCapability.LIVE)
+        message = f"has no effect: it is measured with live.fraction above 0 and learner.trainer = {trainers}; "
+        message += "leave it out"
         yield Finding(("live.safety.kl_bound",), message)
     for task in every_task(config):
         if HINDSIGHT in ADVANTAGES[task.advantage].needs:
@@ -59,8 +63,8 @@ def _of_hints(config: Config) -> Iterator[Finding]:
         yield Finding(("live.hindsight.w_rl", "live.method"), message)
     if "{hint}" not in hindsight.wording:
         yield Finding(("live.hindsight.wording",), f"found {hindsight.wording!r}, expected a text with {{hint}}")
-    if learner.trainer == "megatron":
-        message = 'learns from hints only with learner.trainer = "torch"; change one'
+    if not trainer_kind(learner.trainer).can(TrainerCapability.LIVE):
+        message = f"learns from hints only with learner.trainer = {trainers_with(TrainerCapability.LIVE)}; change one"
         yield Finding(("live.method", "learner.trainer"), message)
     if learner.reference.refresh_every:
         message = (

@@ -17,18 +17,19 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.finding import Finding
-from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings
+from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings, kind_name
 from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
-KINDS = ("embedded", "sglang", "vllm", "external", "scripted")
+_DOCUMENTED, _FURTHER = ("embedded", "sglang", "vllm", "external"), ("scripted",)
+KINDS = _DOCUMENTED + _FURTHER
 """The kinds of inference servers: the module `asyncrl.engine.NAME.kind` describes each, and has it as `KIND`."""
 
 if TYPE_CHECKING:
     KindName: TypeAlias = str
 else:
-    KindName = Literal[KINDS]
+    KindName = kind_name(_DOCUMENTED, _FURTHER)
 
 GroupName: TypeAlias = Annotated[
     str,

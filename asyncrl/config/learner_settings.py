@@ -14,12 +14,18 @@ from asyncrl.algorithms.distillation import DIRECTIONS
 from asyncrl.algorithms.filters import FILTERS, Garbage, Length, PassRate, Repetition
 from asyncrl.algorithms.kl import KL_ESTIMATORS
 from asyncrl.algorithms.named import names
-from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
+from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share, kind_name
+
+DOCUMENTED_TRAINERS, _FURTHER = ("torch", "megatron"), ("scripted",)
+TRAINERS = DOCUMENTED_TRAINERS + _FURTHER
+"""The kinds of trainers: the module `asyncrl.training.NAME.kind` describes each, and has it as `KIND`."""
 
 if TYPE_CHECKING:
     DirectionName: TypeAlias = str
     EstimatorName: TypeAlias = str
+    TrainerName: TypeAlias = str
 else:
+    TrainerName = kind_name(DOCUMENTED_TRAINERS, _FURTHER)
     DirectionName = Literal[names(DIRECTIONS)]
     EstimatorName = Literal[names(KL_ESTIMATORS)]
 

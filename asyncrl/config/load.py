@@ -45,7 +45,7 @@ TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", l
 _CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
     contradictions,
     check_learner.role_contradictions,
-    check_learner.megatron_contradictions,
+    check_learner.trainer_contradictions,
     check_learner.adapter_contradictions,
     check_live.live_contradictions,
     check_engines.pool_contradictions,

@@ -16,7 +16,7 @@ from asyncrl.algorithms.filters import Filter
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
-from asyncrl.config.setting_types import BENCHMARKS, SCRIPTED, Settings
+from asyncrl.config.setting_types import BENCHMARKS, Settings
 from asyncrl.sinks.sink import SinkSettings
 
 UNITS = {
@@ -88,7 +88,7 @@ def type_text(kind: types.Type) -> str:
         return name
     match kind:
         case types.LiteralType():
-            return "one of " + ", ".join(toml_text(value) for value in kind.values if value != SCRIPTED)
+            return "one of " + ", ".join(toml_text(value) for value in kind.values)
         case types.Metadata(extra={"names": of_names}):
             return "one of " + ", ".join(toml_text(value) for value in of_names)
         case types.ListType(item_type=types.LiteralType() | types.Metadata()):

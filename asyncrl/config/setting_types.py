@@ -31,7 +31,6 @@ TaskName: TypeAlias = Annotated[
 StageName: TypeAlias = Annotated[
     str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z", description="a letter, then up to 31 of a to z, 0 to 9, _ and -")
 ]
-SCRIPTED = "scripted"  # kind of trainer and engine, for benchmarks and tests
 BENCHMARKS = {"benchmarks": True}  # marks settings that the reference leaves out
 
 
@@ -60,6 +59,11 @@ def _own_or(table: Mapping[str, object]) -> Any:
     known = names(table)
     pattern = rf"^(?:{'|'.join(known)}|.+:[A-Za-z_][A-Za-z0-9_]{{0,99}})\Z"
     return Annotated[str, Meta(pattern=pattern, extra={"names": (*known, OWN)})]
+
+
+def kind_name(documented: tuple[str, ...], further: tuple[str, ...]) -> Any:
+    """The name of a kind; the reference leaves out the `further` ones, which are for benchmarks and tests."""
+    return Annotated[Literal[documented + further], Meta(extra={"names": documented})]
 
 
 ColumnName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]

@@ -19,6 +19,7 @@ from asyncrl.config.learner_settings import (
     LoraSettings,
     ReferenceSettings,
     TeacherSettings,
+    TrainerName,
 )
 from asyncrl.config.live_settings import GatewaySettings, LiveSettings
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
@@ -163,7 +164,7 @@ class LearnerSettings(Settings):
     """The optimiser and its objective."""
 
     # `torch`: model of transformers; `megatron`: model of megatron-core, divided as `layout` says.
-    trainer: Literal["torch", "megatron", "scripted"] = "torch"
+    trainer: TrainerName = "torch"
     steps: Count = 100  # RL optimiser steps of the run; 0 ends it after the warm-up (supervised training alone).
     lr: Rate = 1e-6  # Peak learning rate of RL.
     lr_warmup_steps: Count = 0  # Steps over which the learning rate rises from 0.

@@ -21,6 +21,7 @@ from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.live_settings import judge_kind
 from asyncrl.config.process_settings import placement_kind
 from asyncrl.config.settings import Config
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
 from asyncrl.live.redaction import redaction_setup
@@ -28,7 +29,6 @@ from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.kinds import BUILT_IN, reward_of
 from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
-from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import (
     check_adapters,
     check_algorithms,
@@ -70,7 +70,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_model,
         check_further_models,
         check_adapters,
-        check_megatron,
+        lambda config, base: trainer_kind(config.learner.trainer).preflight(config, base),
         check_routing_replay,
         check_quantised,
         check_gateway,

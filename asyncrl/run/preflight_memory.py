@@ -1,98 +1,19 @@
-"""Estimates of memory from the shape of a model: the torch trainer's on a GPU, and that of keys and values."""
+"""Estimates of memory from the shape of a model: of the learner, and of keys and values."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
-from asyncrl.data.model_dir import ModelError
-from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.engine.errors import EngineError
-from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.memory import CHUNK_ELEMENTS, RankMemory, parameters_of
-from asyncrl.training.megatron.parallel_config import Layout
-
-_LARGE_CHUNK = 1 << 29  # logits held at once, as in asyncrl.training.vocabulary, which loads torch
-_POINTWISE = 0.75  # share of the activations that is left where what costs no matrix product is computed again
 
 
-class Learning(NamedTuple):
-    """A learner in bfloat16 with compiled layers, as far as memory goes."""
-
-    ranks: int
-    tokens: int  # of a micro-batch
-    moments: int  # bytes of both
-    activations: float  # share that layers keep
-    recompute: bool  # only the inputs of layers are kept
-    copies: int = 0  # further models of the policy's shape that are not trained
-    once: bool = False  # several ranks exchange weights and gradients once a step
-
-
-def torch_memory_lines(config: Config, base: Path) -> Iterator[str]:
-    """Estimate the memory of a rank, where the torch trainer compiles the layers of a dense model of a known family."""
-    learner = config.learner
-    compiled = learner.device.startswith("cuda") and learner.dtype == "bfloat16" and learner.compile
-    if learner.trainer != "torch" or not compiled or learner.lora.rank or not config.model.path:
-        return
-    try:
-        family, shape = read_family(base / config.model.path)
-    except (ModelError, EngineError):
-        return
-    if shape.experts or shape.latent:
-        return
-    [parameters] = parameters_of(family, shape, Layout())
-    learning = Learning(
-        ranks=learner.ranks,
-        tokens=learner.micro_batch_tokens,
-        moments=8 if learner.moments == "float32" else 4,
-        activations=learner.activations,
-        recompute=learner.recompute,
-        copies=int(learner.reference.kl_coef > 0),
-        once=learner.exchange == "step",
-    )
-    found = torch_memory(shape, parameters.dense, learning)
-    yield f"memory of a rank of the learner, estimated: {found}"
-    if learner.exchange == "auto" and learner.ranks > 1:
-        more = sum(torch_memory(shape, parameters.dense, learning._replace(once=True))) - sum(found)
-        yield f"{more / 2**30:.1f} GiB more where its GPU has room to exchange once a step (learner.exchange)"
-    if learner.teacher.model or has_critic(config):
-        yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
-
-
-def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> RankMemory:
-    """Estimate the memory of a rank. One GPU stores masters as 16 bits plus rounded weights; FSDP2 as float32."""
-    alone = learning.ranks == 1
-    own = -(-parameters // learning.ranks)
-    embedding = shape.vocab_size * shape.hidden
-    layer = (parameters - embedding) // shape.layers
-    gathered = 0 if alone else 2 * (parameters if learning.once else embedding + 2 * layer)
-    weights = (2 if alone else 4) * own + 2 * learning.copies * own + gathered
-    chunk = min(CHUNK_ELEMENTS if learning.activations < 1.0 else _LARGE_CHUNK, learning.tokens * shape.vocab_size)
-    logits = 2 * 2 * chunk + 2 * embedding  # logits and slope; the gradient of the head
-    return RankMemory(
-        weights=weights,
-        gradients=4 * (parameters if learning.once else own),
-        optimizer=(learning.moments + (2 if alone else 0)) * own,
-        activations=_activations(shape, learning) + logits,
-    )
-
-
-def _activations(shape: ModelConfig, learning: Learning) -> int:
-    """Bytes of all layers: inputs of products and norms, gate, up and their product, and those of attention."""
-    heads = 3 * (shape.heads + shape.kv_heads) * shape.head_dim
-    of_layer = 2 * learning.tokens * (4 * shape.hidden + 3 * shape.intermediate + heads)
-    if learning.recompute:
-        return 2 * learning.tokens * shape.hidden * shape.layers + of_layer
-    kept = _POINTWISE if _POINTWISE <= learning.activations < 1.0 else learning.activations
-    return round(kept * of_layer * shape.layers)
-
-
-def engine_memory_lines(config: Config, base: Path) -> Iterator[str]:
-    """Tell what memory the embedded servers of this host have for keys and values, and how many requests fit."""
+def memory_lines(config: Config, base: Path) -> Iterator[str]:
+    """Tell what memory a rank takes, what embedded servers here have for keys and values, and how many requests fit."""
+    yield from trainer_kind(config.learner.trainer).memory_lines(config, base)
     if not config.model.path or "engine" in config.placement.elsewhere:
         return
     for table, group in config.engine.tables.items():

@@ -19,9 +19,9 @@ from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import Capability
 from asyncrl.config.finding import Finding
 from asyncrl.config.own_algorithms import Named, named_algorithms
-from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.data.model_dir import ModelError, check_model_directory, read_json, tensor_shapes, weight_files
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
@@ -226,7 +226,7 @@ def check_machine(config: Config) -> Iterator[Finding]:
     device = config.learner.device
     elsewhere = config.placement.elsewhere
     cuda = re.fullmatch(r"cuda(?::(\d+))?", device) if "learner" not in elsewhere else None
-    if cuda and config.learner.trainer != SCRIPTED:
+    if cuda and trainer_kind(config.learner.trainer).can(TrainerCapability.MODEL):
         count, version = gpus_of_torch({})
         if count is None:
             yield Finding(("learner.device",), f'found "{device}", and torch cannot be asked for GPUs: {version}')

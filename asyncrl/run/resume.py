@@ -15,8 +15,8 @@ from asyncrl.config.reference import known_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import tasks_of
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.errors import LaunchError
-from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -98,7 +98,7 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
 
 def _check_computed(config: Config, base: Path) -> list[Finding]:
     """Find what this machine and the model lack for steps that are computed so."""
-    return [*check_megatron(config, base), *check_machine(config)]
+    return [*trainer_kind(config.learner.trainer).preflight(config, base), *check_machine(config)]
 
 
 def _check_batch_groups(config: Config, wanted: Config) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from asyncrl.data.quantisation import Quantisation
+from asyncrl.config.check_learner import has_critic
+from asyncrl.config.settings import Config
+from asyncrl.data.quantisation import Quantisation, quantised_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +36,28 @@ class TrainerSettings:
     eps: float = 1e-8
     teacher: Path | None = None  # directory of the model that fills the column `teacher`
     critic: Path | None = None  # directory of the model that the critic begins as
+
+
+def common_settings(config: Config, model: Path, base: Path) -> dict[str, Any]:
+    """Return the fields of `TrainerSettings`."""
+    settings = config.learner
+    return {
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "micro_batch_tokens": settings.micro_batch_tokens,
+        "recompute": settings.recompute,
+        "compiled": settings.device.startswith("cuda") and settings.dtype != "float32" and settings.compile,
+        "replays": settings.routing == "replay",
+        "records": settings.routing == "trainer",
+        "offloads": settings.offload_idle,
+        "shares": config.weights.transport != "never",
+        "quantised": quantised_as(model, config.weights.format),
+        "teacher": base / settings.teacher.model if settings.teacher.model else None,
+        "critic": _critic(config, model, base),
+    }
+
+
+def _critic(config: Config, model: Path, base: Path) -> Path | None:
+    """Return the directory of the model that the critic begins as."""
+    given = config.learner.critic.model
+    return (base / given if given else model) if has_critic(config) else None

@@ -12,7 +12,7 @@ from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.config.load import load_config
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.objective import objective_of
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.configs import problems
 from harness.training import copies
 from topics.batches import Objective

@@ -21,12 +21,12 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import CreateModelSettings
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.init_model import create_model
 from asyncrl.training.objective import objective_of, with_other_settings
-from asyncrl.training.trainers import open_trainer
 from harness.audited import messages_on
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
@@ -215,7 +215,8 @@ async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path:
     assert (code, output) == (0, f"{tmp_path / 'dump'}\n")
     dump = load_dump(tmp_path / "dump")
     config, trained = RunFiles(killed.root).read_config(), dump.trained
-    trainer = open_trainer(config, RunFiles(killed.root).model_path(config.model), RunFiles(killed.root).base)
+    files = RunFiles(killed.root)
+    trainer = trainer_kind(config.learner.trainer).open(config, files.model_path(config.model), files.base)
     (checkpoint,) = killed.root.glob("checkpoints/step000008-*")
     trainer.load(checkpoint)
 

@@ -159,7 +159,7 @@ def part(fraction: float, *further: str) -> str:
         ([TURNS, "engine.router.count=1"], "a router does not follow turns"),
         ([TURNS, "engine.kind=sglang"], 'SGLang frees memory only with "--enable-memory-saver"'),
         ([TURNS, "engine.kind=external", 'engine.addresses=["http://a:1"]'], '"external" servers are not this run'),
-        ([TURNS, "learner.trainer=scripted"], "a scripted trainer has nothing on a GPU"),
+        ([TURNS, "learner.trainer=scripted"], 'the trainer "scripted" has nothing on a GPU'),
         ([TURNS, 'only=["engine"]'], "no learner runs here"),
         ([TURNS, 'placement.lent=["engine"]'], "an engine on the learner's GPU cannot go to another run"),
         (

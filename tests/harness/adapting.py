@@ -18,7 +18,7 @@ from asyncrl.config.weights_settings import store_kind
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.training.lora import Lora
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.store import StorePlace
 from harness.roles import scored
 from harness.stage import DEADLINE_S, until

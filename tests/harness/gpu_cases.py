@@ -22,7 +22,7 @@ from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.ranks import join_ranks
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.megatron_cases import objective, roles_objective, share
 from harness.mixtures import MIXTURE, SMALL, routed_rows, write_transformers_model
 from harness.training import host_tensor, policy_rows

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from actors.learner.actor import Learner
-from actors.learner.group import GROUPS, in_process
+from actors.learner.group import in_process
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
@@ -130,7 +130,7 @@ async def trained(bus: Bus, step: int) -> bool:
 @pytest.fixture
 async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
     """Starts learners on the same run, each with a connection of its own, and with its trainer in this process."""
-    monkeypatch.setitem(GROUPS, "torch", in_process)
+    monkeypatch.setattr("actors.learner.actor.new_group", in_process)
     playing: list[Playing] = []
     stands: list[Stage] = []
 

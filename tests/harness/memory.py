@@ -10,7 +10,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files.store import FileStore
 from topics.weights import WeightsPublished
 

@@ -22,7 +22,7 @@ from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.whitening import whitened
 from asyncrl.training import sharding
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from tests.harness.training import copies, host_tensor, policy, save
 from topics.batches import Distillation, Objective
 from topics.trajectories import Segment

@@ -79,7 +79,7 @@ def _server():
 def serve():
     """Run groups until nobody can order one any more."""
     import actors.learner.rank  # noqa: F401 - as the next one
-    import asyncrl.training.torch_trainer  # noqa: F401 - what takes most of a rank's start
+    import asyncrl.training.torch.trainer  # noqa: F401 - what takes most of a rank's start
 
     gc.collect()
     gc.freeze()

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from asyncrl.config.load import load_config
-from asyncrl.run import preflight_megatron
 from asyncrl.training import vocabulary
-from asyncrl.training.megatron import memory
+from asyncrl.training.megatron import memory, preflight
 from harness.configs import problems, the_problem
 from harness.models import made_model
 
@@ -17,7 +16,7 @@ MEGATRON = "learner.trainer=megatron"
 
 @pytest.mark.parametrize(("found", "named"), [("", "no package"), ("0.17.0", "0.17.0")])
 def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, found, named):
-    monkeypatch.setattr(preflight_megatron, "_installed", lambda _: found)
+    monkeypatch.setattr(preflight, "_installed", lambda _: found)
 
     problem = the_problem("demo", MEGATRON, files=True)
 
@@ -26,8 +25,8 @@ def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, fo
 
 
 def test_products_in_fp8_need_transformer_engine(monkeypatch):
-    there = preflight_megatron.VERSION, ""
-    monkeypatch.setattr(preflight_megatron, "_installed", lambda package: there[package == "transformer-engine"])
+    there = preflight.VERSION, ""
+    monkeypatch.setattr(preflight, "_installed", lambda package: there[package == "transformer-engine"])
 
     found = problems("demo", MEGATRON, "learner.dtype=fp8", "learner.device=cuda", files=True)
 
@@ -112,7 +111,7 @@ def test_the_memory_of_the_fullest_rank_is_estimated():
     ):
         given = [MEGATRON, f"learner.ranks={ranks}", *sizes, *(f"learner.layout.{one}" for one in layout)]
         loaded = load_config("demo", overrides=given)
-        [line] = preflight_megatron.memory_lines(loaded.config, loaded.base)
+        [line] = preflight.memory_lines(loaded.config, loaded.base)
         found[name] = {key: float(value) for key, value in re.findall(r"(\w+) ([\d.]+)[,)]", line)}
 
     for key in ("weights", "gradients", "optimizer"):

@@ -3,11 +3,13 @@
 import pytest
 
 from asyncrl.config.load import load_config
+from asyncrl.config.trainers import trainer_kind
 from asyncrl.engine.embedded import budget
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig, read_shape
-from asyncrl.run import preflight_memory
-from asyncrl.run.preflight_memory import Learning, engine_memory_lines, torch_memory, torch_memory_lines
+from asyncrl.run.preflight_memory import memory_lines
 from asyncrl.training import vocabulary
+from asyncrl.training.torch import memory
+from asyncrl.training.torch.memory import Learning, torch_memory
 from harness.models import made_model
 
 GIB = 2**30
@@ -45,8 +47,8 @@ def test_each_setting_takes_what_it_says():
     once = torch_memory(shape, parameters, plain._replace(ranks=2, once=True))
     assert once.gradients == found.gradients
     assert once.weights == 4 * (parameters // 2) + 2 * parameters
-    assert preflight_memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
-    assert preflight_memory._LARGE_CHUNK == vocabulary._COMPILED
+    assert memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
+    assert memory._LARGE_CHUNK == vocabulary._COMPILED
 
 
 def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
@@ -57,10 +59,12 @@ def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
         load_config("custom", overrides=given) for given in (gpu, gpu[:1], [*gpu, "learner.ranks=2"])
     )
 
-    [line] = torch_memory_lines(loaded.config, loaded.base)
+    [line] = trainer_kind("torch").memory_lines(loaded.config, loaded.base)
     assert line.startswith("memory of a rank of the learner, estimated: ")
-    assert list(torch_memory_lines(others.config, others.base)) == []
-    assert list(torch_memory_lines(two.config, two.base))[1].startswith("0.0 GiB more where its GPU has room")
+    assert list(trainer_kind("torch").memory_lines(others.config, others.base)) == []
+    assert list(trainer_kind("torch").memory_lines(two.config, two.base))[1].startswith(
+        "0.0 GiB more where its GPU has room"
+    )
 
 
 def test_check_tells_how_many_requests_of_full_length_the_embedded_engine_holds(tmp_path, monkeypatch):
@@ -71,8 +75,8 @@ def test_check_tells_how_many_requests_of_full_length_the_embedded_engine_holds(
     shape = read_shape(tmp_path)
     tokens = (1 << 20) // 8 // budget.token_bytes(shape, 4) // 16 * 16  # an eighth of the memory for each of two
 
-    [line] = engine_memory_lines(loaded.config, loaded.base)
+    [line] = memory_lines(loaded.config, loaded.base)
     assert f"{tokens:,} tokens, {tokens // shape.max_positions} requests of full length" in line
-    assert list(engine_memory_lines(narrow.config, narrow.base))[1].startswith(
+    assert list(memory_lines(narrow.config, narrow.base))[1].startswith(
         f"engine: a request ends with reason length at {tokens:,} tokens"
     )

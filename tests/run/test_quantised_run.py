@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.data.quantisation import quantised_as, read_quantisation
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files.store import FileStore
 from harness.audited import assert_consistent
 from harness.configs import problems

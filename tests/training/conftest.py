@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from asyncrl.training.init_model import create_model
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.roles import ALPHABET, SHAPE
 
 

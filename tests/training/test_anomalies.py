@@ -9,7 +9,7 @@ import pytest
 from asyncrl.training.anomalies import Recent, Usual, departure
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.protocol import NonFiniteLoss
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks
 from harness.training import copies, filled, policy, policy_rows
 from topics.batches import Distillation, Objective
@@ -154,7 +154,7 @@ import sys
 from pathlib import Path
 import numpy as np, torch.distributed as dist
 from asyncrl.training.protocol import NonFiniteLoss
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from tests.harness.training import policy, policy_rows, filled
 from tests.training.test_anomalies import ALL, poisoned
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])

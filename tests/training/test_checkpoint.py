@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint, write_checkpoint
 from asyncrl.training.init_model import ModelShape, create_model
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import file_record
 from harness.training import save as save_state
 

@@ -7,7 +7,7 @@ import torch
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.host_copy import Source, _copy
 from asyncrl.training.host_memory import fill_at_once
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks
 from harness.roles import TO_REFERENCE, assert_same_bits
 from harness.training import policy_rows, save
@@ -195,7 +195,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from asyncrl.training.ranks import join_ranks
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.training import copies, policy, policy_rows
 rank, ranks, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 join_ranks(folder, rank, ranks, "cpu")

@@ -12,7 +12,7 @@ from asyncrl.algorithms.gae import gae
 from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.critic import ValueModel
 from asyncrl.training.protocol import NonFiniteLoss
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.roles import TO_REFERENCE, assert_same_bits, scored
 from harness.training import copies, policy_rows, save
 from topics.batches import CriticStep, Objective

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.hindsight import HINDSIGHT
 from asyncrl.algorithms.rows import TOP
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.training import copies, filled, policy_rows, prepared_by, save, sft, supervised_rows
 from topics.batches import Hindsight, Objective
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.adapters import ADAPTER_CONFIG, digest_of_model
 from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.folders import DiskFolder

@@ -8,7 +8,7 @@ from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.masters import joined, split_bits
 from asyncrl.training.model_optimizer import Update
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.training import host_tensor, policy, policy_rows, prepared_by, save
 
 UPDATE = Update(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1, max_grad_norm=0.05)

@@ -12,7 +12,7 @@ from asyncrl.training.disk_names import divided
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import parameters_of
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from harness.megatron_cases import (
     EPS,

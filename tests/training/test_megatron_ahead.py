@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.disk_names import divided
 from asyncrl.training.host_copy import Source
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.megatron_ahead import CASES, FAMILIES, GRADIENTS, RATE, STEPS, TRAINED, WEIGHT
 from harness.megatron_cases import EPS, objective, rows_of
 from harness.mixtures import SHAPE, write_model_ahead

@@ -12,7 +12,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.routing import as_bytes
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.megatron_cases import EPS, ROWS
 from harness.megatron_crossed import CASES, DENSE, KNOWN, MIXED, MODELS, STEPS, stepped, trained_rows
 from harness.mixtures import MIXTURE, write_transformers_model

@@ -14,7 +14,7 @@ from asyncrl.training.megatron.mcore_patches import around, join
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.context_cases import documents_of, whole_attention
 from harness.megatron_cases import objective
 from harness.mixtures import SMALL, routed_rows, write_transformers_model

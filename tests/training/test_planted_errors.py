@@ -9,7 +9,7 @@ import sys
 import pytest
 from safetensors.torch import load_file, save_file
 
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.mixtures import SMALL, write_transformers_model
 from harness.planted_errors import ERRORS, OBJECTIVE, RECORDED, rows_of
 from harness.ranks import run_group
@@ -71,9 +71,10 @@ OPENED = """
 from pathlib import Path
 from asyncrl.config.load import load_config
 from asyncrl.data.model_dir import ModelError
-from asyncrl.training.trainers import open_trainer
+from asyncrl.config.trainers import trainer_kind
 try:
-    open_trainer(load_config("demo", overrides=["learner.trainer=megatron"]).config, Path("nowhere"), Path())
+    config = load_config("demo", overrides=["learner.trainer=megatron"]).config
+    trainer_kind("megatron").open(config, Path("nowhere"), Path())
 except ModelError as error:
     print(error)
 """

@@ -14,7 +14,7 @@ from asyncrl.training.packing import fed, packed, visible_keys
 from asyncrl.training.passes import Passes
 from asyncrl.training.policy import Loading, load_policy
 from asyncrl.training.prefix_tree import prefix_tree, subtrees
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
 from harness.roles import ALPHABET, SHAPE, TO_REFERENCE, TO_TEACHER, scored
 from harness.training import FIRST, copies, policy, policy_rows

@@ -12,7 +12,7 @@ from asyncrl.algorithms.distillation import DIRECTIONS
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import RowError
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks
 from harness.roles import ALPHABET, LORA, SHAPE, TO_REFERENCE, TO_TEACHER, assert_same_bits, scored, with_penalties
 from harness.training import copies, filled, of_all_ranks, policy_rows, prepared_by, save
@@ -171,7 +171,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch.distributed as dist
 from safetensors.torch import save_file
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from tests.harness.training import copies, save
 from tests.training.test_roles import every_role, ROWS, objectives
 rank, ranks, models, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])

@@ -31,7 +31,7 @@ from asyncrl.rollout.journal import Journal
 from asyncrl.training import replay_router
 from asyncrl.training.protocol import RowError
 from asyncrl.training.routing import Mixture, check_routing
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
 from harness.planted_errors import apart, unsteady
 from harness.stories import result

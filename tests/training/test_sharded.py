@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.mixtures import MIXTURE, write_transformers_model
 from harness.ranks import run_ranks
 from harness.training import copies, of_all_ranks, policy, policy_rows, save
@@ -14,7 +14,7 @@ import faulthandler, sys
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.shared import unpack_tensors
 from tests.harness.training import policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
@@ -81,7 +81,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch.distributed as dist
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from tests.harness.training import policy, policy_rows, save
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 store = dist.FileStore(str(out / "store"), ranks)

@@ -14,7 +14,7 @@ from asyncrl.data.model_dir import check_model_directory
 from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.model_folder import write_model
 from harness.roles import ALPHABET, SHAPE

@@ -9,7 +9,7 @@ from asyncrl.algorithms.advantages import group_advantages
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.init_model import ModelShape, create_model
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from topics.batches import Objective
 from topics.trajectories import Segment
 

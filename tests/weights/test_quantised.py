@@ -16,7 +16,7 @@ from asyncrl.engine.embedded.weights import load_weights
 from asyncrl.training.protocol import NonFiniteWeights
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.tensor_files import TensorFiles
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.quantised import plain_names, quantise, read_plain, stored_as

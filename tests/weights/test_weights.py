@@ -14,7 +14,7 @@ from actors.engine.actor import EngineActor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.training.init_model import ModelShape, create_model
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from asyncrl.weights import versions
 from asyncrl.weights.files.store import FileStore
 from harness.stage import Stage, until

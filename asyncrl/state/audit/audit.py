@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.state.audit.comparison import deadline_s
 from asyncrl.state.audit.group import Group, Work
 from asyncrl.state.audit.ledger import Ledger
@@ -265,7 +266,7 @@ def _versions(ledger: Ledger) -> Iterator[Violation]:
     for name, before, version in ledger.training.repeated:
         batches = [ledger.batches[step] for step in range(before + 1, version + 1) if step in ledger.batches]
         trained = any(batch.moves_policy for batch in batches)
-        if trained and config is not None and config.learner.trainer != "scripted":
+        if trained and config and trainer_kind(config.learner.trainer).can(TrainerCapability.MODEL):
             yield Violation("repeated version", name, f"the digest of version {before}", "weights.unchanged before it")
     versions = {version for _, version in ledger.training.published} | ledger.later_versions | {-1}
     versions |= {0} if config is not None and not config.trains else set()

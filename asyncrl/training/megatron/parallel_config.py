@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from asyncrl.algorithms.packing import MULTIPLE
+from asyncrl.config.settings import LearnerSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.engine.embedded.config import ModelConfig
 
@@ -153,3 +156,8 @@ class Place(NamedTuple):
             starts = (self.part * chunk, (2 * ranks - 1 - self.part) * chunk)
             found += [range(start, min(start + chunk, fed)) for start in starts if start < fed]
         return found
+
+
+def layout_of(learner: LearnerSettings) -> Layout:
+    """Return how the model is divided over the ranks; one rank holds it whole, or FSDP2 divides it invisibly."""
+    return Layout(**msgspec.structs.asdict(learner.layout))

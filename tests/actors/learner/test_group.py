@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.learner.elastic import ElasticGroup, chosen_gpus
-from actors.learner.group import GROUPS, GroupLost, RankProcesses, Stopping, TrainerGroup
+from actors.learner.group import GroupLost, RankProcesses, Stopping, TrainerGroup, new_group
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
 from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
@@ -46,7 +46,7 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
-        group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)
+        group = Rank(bus, context.config, context.files) if inside else new_group(context, lambda: None)
         groups.append(group)
         await group.open()
         return group

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from asyncrl.bus.connection import Bus
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from harness.learning import Open, log_of, opened, saved, train
 from harness.stage import until
 from topics.batches import BATCH_TRAINED, Objective

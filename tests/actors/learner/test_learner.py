@@ -18,7 +18,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.errors import LaunchError
 from asyncrl.run.resume import request_skip
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch.trainer import TorchTrainer
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.tensors import file_record
 from harness.keepers import SILENCE_S, Clock, clock

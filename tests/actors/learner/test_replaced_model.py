@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.learner.group import GROUPS, in_process
+from actors.learner.group import in_process
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
@@ -21,7 +21,7 @@ SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_gr
 async def test_a_model_of_another_shape_ends_the_learner_and_no_checkpoint_is_lost(
     bus: Bus, connect: Connect, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(GROUPS, "torch", in_process)
+    monkeypatch.setattr("actors.learner.actor.new_group", in_process)
     stand = stage(**SMALL, supervision={"silence_s": 1.0}, learner={"checkpoint_every": 1})
     stand.make_model()
     first = Playing(stand.context("learner", await connect(bus.run, name="learner-1")))

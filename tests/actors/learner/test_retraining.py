@@ -10,7 +10,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files.store import FileStore
 from harness.stage import Stage
 from harness.training import policy, policy_rows

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from actors.learner.group import GROUPS, in_process
+from actors.learner.group import in_process
 from actors.learner.teacher import TeacherServer
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
@@ -20,7 +20,7 @@ from asyncrl.ports import free_port
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.protocol import RowError
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from benchmarks.engine import served
 from harness.learning import Playing, pack
 from harness.stage import until
@@ -194,7 +194,7 @@ async def test_a_server_of_another_tokenizer_or_a_shorter_context_is_one_error(f
 async def test_a_learner_names_its_wait_for_the_teacher_and_goes_on_once_it_is_there(
     files, stage, connect, bus, monkeypatch
 ):
-    monkeypatch.setitem(GROUPS, "torch", in_process)
+    monkeypatch.setattr("actors.learner.actor.new_group", in_process)
     port = free_port()
     tables = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
     learner = {"teacher": {"url": f"http://127.0.0.1:{port}", "top_k": 4}}

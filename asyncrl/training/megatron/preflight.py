@@ -1,4 +1,4 @@
-"""Pre-flight checks of the megatron trainer: its library, and whether the model can be divided. Nothing is loaded."""
+"""Checks before a megatron trainer starts: its library, and whether the model can be divided. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import ahead_problem, qwen3, read_family
 from asyncrl.training.megatron.memory import Training, rank_memory
-from asyncrl.training.trainers import layout_of
+from asyncrl.training.megatron.parallel_config import layout_of
 
 LIBRARY = "megatron-core"
 VERSION = "0.16.1"
@@ -28,8 +28,6 @@ FP8 = "transformer-engine"  # whose products in FP8 were run in 2.20.2
 def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether the library is there, and divides policy and teacher as the layout says."""
     learner = config.learner
-    if learner.trainer != "megatron":
-        return
     found = _installed(LIBRARY)
     if found != VERSION:
         message = f'found {found or "no package"}, "megatron" needs {LIBRARY} {VERSION}; install it: pip install -e'
@@ -68,10 +66,8 @@ def _unlike(learner: LearnerSettings, path: Path) -> Iterator[Finding]:
 
 
 def memory_lines(config: Config, base: Path) -> Iterator[str]:
-    """Estimate the memory of a rank of the learner, where the megatron trainer divides a model; checked before."""
+    """Estimate the memory of the fullest rank, of a model that was checked before."""
     learner = config.learner
-    if learner.trainer != "megatron":
-        return
     family, shape = (
         read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config.model.create))
     )

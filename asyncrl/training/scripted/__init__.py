@@ -1,0 +1,1 @@
+"""The trainer `scripted`, for benchmarks and tests."""

@@ -1,0 +1,1 @@
+"""The trainer `torch`, on models of transformers."""
