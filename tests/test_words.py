@@ -6,6 +6,7 @@ import re
 import subprocess
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,19 @@ def python_files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def strings(tree: ast.AST) -> Iterator[tuple[bool, str]]:
+@cache
+def strings(path: Path) -> list[tuple[bool, str]]:
     """Each text of a module, and whether it is a docstring."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield id(node) in docstrings, node.value
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [(id(node) in docstrings, str(node.value)) for node in texts]
 
 
 def code_texts(folder: str) -> Iterator[tuple[str, str]]:
     for path in python_files(folder):
-        source = path.read_text()
-        yield from ((str(path), text) for is_docstring, text in strings(ast.parse(source)) if is_docstring)
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        yield from ((str(path), text) for is_docstring, text in strings(path) if is_docstring)
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type == tokenize.COMMENT:
                 yield str(path), token.string
 
@@ -47,7 +48,7 @@ def code_texts(folder: str) -> Iterator[tuple[str, str]]:
 def message_texts(folder: str) -> Iterator[tuple[str, str]]:
     """Texts of errors, findings, log events and help: strings of four words or more."""
     for path in python_files(folder):
-        for is_docstring, text in strings(ast.parse(path.read_text())):
+        for is_docstring, text in strings(path):
             if not is_docstring and len(text.split()) >= 4:
                 yield str(path), text
 
