@@ -42,6 +42,11 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def _of_this_machine(addresses: set[str]) -> set[str]:
+    own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
+    return {one for one in addresses if one in own or is_loopback(one)}
+
+
 def places_of(url: str, *, look_up: bool = True) -> set[tuple[str, int, str]]:
     """Return IP addresses, those of this machine as one, port and path of a URL: the same for each way to write it.
 
@@ -61,10 +66,10 @@ def places_of(url: str, *, look_up: bool = True) -> set[tuple[str, int, str]]:
         found = {_plain(str(info[4][0])) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
         return {(host, port, path)}
-    own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
-    if parts.scheme == "https" and not is_ip(host) and not any(one in own or is_loopback(one) for one in found):
+    own = _of_this_machine(found)
+    if parts.scheme == "https" and not is_ip(host) and not own:
         return {(host, port, path)}
-    here = {one for one in found if one in own or is_loopback(one) or ipaddress.ip_address(one).is_unspecified}
+    here = own | {one for one in found if ipaddress.ip_address(one).is_unspecified}
     return {(LOOPBACK if one in here else one, port, path) for one in found}
 
 

@@ -145,25 +145,8 @@ class Batcher:
         """One HTTP request for one generation, in SGLang's form for one, or for several."""
         alone = len(members) == 1
         streamed = members[0].streaming or not alone
-        several: dict[str, list[Any]] = {
-            "rid": [member.rid for member in members],
-            "input_ids": [member.input_ids for member in members],
-            "sampling_params": [
-                member.sampling if alone else {"stream_interval": _AT_THE_END, **member.sampling} for member in members
-            ],
-        }
-        body: dict[str, Any] = {name: values[0] if alone else values for name, values in several.items()}
-        body |= {"return_logprob": True, "stream": streamed} | _recording(members)
-        if members[0].extra_key is not None:
-            body["extra_key"] = members[0].extra_key
-        if members[0].adapter:
-            body["lora_path"] = members[0].adapter
-        if members[0].top:
-            body["top_logprobs_num"] = members[0].top
-        if members[0].priority:
-            body["priority"] = members[0].priority
-        group = members[0].group if alone else ""
-        async with self._open("POST", "/generate", msgspec.json.encode(body), group=group) as response:
+        body, group = msgspec.json.encode(_body(members, streamed=streamed)), members[0].group if alone else ""
+        async with self._open("POST", "/generate", body, group=group) as response:
             if response.status == 499:
                 for member in members:
                     member.end("abort")
@@ -181,6 +164,23 @@ class Batcher:
                     return  # a server that continues detects the closed connection
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
+
+
+def _body(members: list[Member], *, streamed: bool) -> dict[str, Any]:
+    alone, first = len(members) == 1, members[0]
+    several: dict[str, list[Any]] = {
+        "rid": [member.rid for member in members],
+        "input_ids": [member.input_ids for member in members],
+        "sampling_params": [
+            member.sampling if alone else {"stream_interval": _AT_THE_END, **member.sampling} for member in members
+        ],
+    }
+    body: dict[str, Any] = {name: values[0] if alone else values for name, values in several.items()}
+    body |= {"return_logprob": True, "stream": streamed} | _recording(members)
+    if first.extra_key is not None:
+        body["extra_key"] = first.extra_key
+    given = {"lora_path": first.adapter, "top_logprobs_num": first.top, "priority": first.priority}
+    return body | {name: value for name, value in given.items() if value}
 
 
 def _recording(members: list[Member]) -> dict[str, Any]:

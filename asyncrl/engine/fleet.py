@@ -234,8 +234,9 @@ class Fleet:
             return f"{name} could not take version {version}: {reason}"
         return ""
 
-    def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
-        version, exact, group, first = wanted
+    def _fit(self, wanted: Wanted, avoid: Collection[Engine]) -> list[Engine]:
+        """Return the engines that may serve a request: those to avoid only if there are no others."""
+        version, exact, _, first = wanted
         fit = [
             engine
             for engine in self._engines.values()
@@ -245,7 +246,10 @@ class Fleet:
         ]
         firsts = [engine for engine in fit if engine.reserved and engine.load < 1 and engine not in avoid]
         fit = firsts or [engine for engine in fit if not engine.reserved]
-        fit = [engine for engine in fit if engine not in avoid] or fit
+        return [engine for engine in fit if engine not in avoid] or fit
+
+    def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
+        fit, group = self._fit(wanted, avoid), wanted.group
         free = [engine for engine in fit if engine.load < 1]
         if group and len(fit) > 1:
             # Rendezvous hashing: every worker finds the same engine, and one that leaves moves its own groups alone.

@@ -254,12 +254,16 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
     if drop.reason == "tenant" and config.live.safety.tenant_share < 1:
         return "" if letter_of(group.prompt_id) == LIVE else "a live turn"
+    return _missing_filter(list(live.values()), drop, config)
+
+
+def _missing_filter(members: list[TrajectoryGraded], drop: Drop, config: Config) -> str:
+    """As `_missing_cause`, for a group that a filter dropped."""
     named = [name for name in all_filters(config) if reason_of(name) == drop.reason]
     if not named:
         return "a reason that is known, or a filter of learner.filters"
     kinds = {name: kind for name in named if (kind := FILTERS.loaded(name)) is not None}
     rules = [getattr(config.learner.filter_options, name, kind()) for name, kind in kinds.items()]
-    members = list(live.values())
     if sorted(drop.scores) != sorted(scores := [member.score for member in members]):
         return f"the rewards {scores} of its grades"
     return "a group that this filter drops" if rules and not any(rule(members) for rule in rules) else ""
