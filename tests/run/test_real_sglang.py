@@ -145,6 +145,32 @@ async def test_log_probs_are_those_of_the_versions_that_the_tokens_name(tmp_path
     assert np.mean(mistaken) > (1.2 if settings == SGLANG and not EXACT else 1000) * np.mean(crossed)
 
 
+@WITH_VLLM
+async def test_tokens_of_vllm_are_those_of_their_versions_across_deaths_and_updates(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    make_endless_model(tmp_path / "model", shape=SHAPE, spread=30)
+
+    def are_enough(results: list[TrajectoryGenerated]) -> bool:
+        return len(results) >= before + 12 and len(parted(results)[0]) >= 3
+
+    async with up(tmp_path, *VLLM, config=LONG_AND_SHORT) as run:
+        before = len(await trajectories_of(run, lambda results: len(results) >= 4, "four trajectories"))
+        await run.kill("rollout-1")
+        await run.kill("engine-1")
+        results = await trajectories_of(run, are_enough, "twelve more, and three across three updates")
+        run.interrupt()
+        assert await run.ended(600) == 0, run.story
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    models: dict[int, Any] = {}
+    differences = [
+        rescored_difference(run.root / "weights", models, segment) for result in results for segment in result.segments
+    ]
+
+    print(f"{len(differences)} segments, largest mean difference {max(differences):.2g}")
+    assert code == 0, output
+    assert max(differences) < 1e-4
+
+
 @pytest.mark.parametrize(
     "settings",
     [[], pytest.param(SGLANG, marks=WITH_SGLANG)],
