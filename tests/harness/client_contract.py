@@ -85,7 +85,8 @@ async def test_chunks_add_up_to_the_generation(served, client):
 
     assert np.concatenate([chunk.token_ids for chunk in chunks]).tolist() == generation.token_ids.tolist()
     assert np.concatenate([chunk.logprobs for chunk in chunks]).tolist() == generation.logprobs.tolist()
-    assert len(chunks) >= 2 and {chunk.weight_version for chunk in chunks} == {"none"}
+    least = 1 if served.kind == "vllm" else 2  # vLLM has one interval for all requests
+    assert len(chunks) >= least and {chunk.weight_version for chunk in chunks} == {"none"}
 
 
 async def test_generations_asked_for_together_end_apart(served, client):
