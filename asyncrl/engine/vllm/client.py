@@ -84,7 +84,7 @@ class VLLMClient(EngineClient):
 
     async def load_adapter(self, name: str, path: Path) -> list[str]:
         await self._call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
-        models = self._decode(await self._call("GET", "/v1/models"), dict[str, list[dict[str, Any]]])["data"]
+        models = self._decode(await self._call("GET", "/v1/models"), dict[str, Any])["data"]
         return [str(model["id"]) for model in models if model.get("parent")]
 
     async def unload_adapter(self, name: str) -> None:
