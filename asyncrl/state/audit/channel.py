@@ -21,7 +21,8 @@ class Channel(Fold):
         self._scores: set[int] = set()  # sequences
 
     def _on_requested(self, message: PromotionRequested, record: Record) -> None:
-        self._requests[record.sequence] = message.version, message.shadow
+        shadow = message.shadow and message.share > 0  # a request without a share is for all sessions
+        self._requests[record.sequence] = message.version, shadow
 
     def _on_scored(self, _: EvalScored, record: Record) -> None:
         self._scores.add(record.sequence)
