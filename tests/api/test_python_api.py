@@ -64,7 +64,7 @@ async def test_the_blocks_of_the_page_run_one_after_the_other(folder: Path, caps
     assert run.status().state == "finished"
     assert run.status().wanted["rollout"] == 2
     run.stop()  # of a run that is over: nothing to do
-    assert capsys.readouterr().out.startswith("hint: ")
+    assert capsys.readouterr().out.startswith("run first in ")
 
 
 @pytest.mark.slow
