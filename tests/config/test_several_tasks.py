@@ -76,7 +76,12 @@ def test_the_task_of_a_prompt_follows_from_its_number_alone(written):
         ("[tasks.a]\nsource = 'sum'\nshare = 0", "tasks.a.share", 4, "expected integer >= 1 and <= 1000"),
         ("[tasks.a]\nsource = 'sum'\ngroup_size = 1", "tasks.a.group_size", 4, 'set tasks.a.advantage = "none"'),
         ("[tasks.a]\nsource = 'sum'\ntemperature = 0.0", "tasks.a.temperature", 4, "a greedy policy"),
-        ("[tasks.a]\nsource = 'sum'\ngroup_size = 999", "tasks.a.group_size", 4, "rollout.workers * rollout.slots"),
+        (
+            "rollout.slots = 256\n[tasks.a]\nsource = 'sum'\ngroup_size = 999",
+            "tasks.a.group_size",
+            5,
+            "rollout.workers * rollout.slots",
+        ),
         (
             "[tasks.a]\nsource = 'sum'\nreward = ''",
             "tasks.a.reward",

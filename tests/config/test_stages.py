@@ -78,7 +78,6 @@ def test_a_stage_gives_all_tasks_its_group_size_and_temperature(written):
         ("[stages.A]\n", "stages.A", 'found the name "A", expected a letter'),
         ("[stages.a]\nsteps = 1", "stages.a.steps", "unknown"),
         ("[stages.a]\ntemperature = 0.0", "stages.a.temperature", "a greedy policy"),
-        ("[stages.a]\ngroup_size = 999", "stages.a.group_size", "rollout.workers * rollout.slots"),
         ("[stages.a]\nloss = 'pqo'", "stages.a.loss", "did you mean"),
         ("[stages.a]\nloss_options = { clip = 1.0 }", "stages.a.loss_options.clip", "has no option"),
         (
@@ -104,6 +103,14 @@ def test_stages_are_checked(written, text, key, message):
 
     assert problem.key == key
     assert message in problem.message
+
+
+def test_a_group_of_a_stage_fits_the_slots(written):
+    text = SOUND + STAGES + "[stages.a]\ngroup_size = 999\n"
+    problem = problems(written(text), "rollout.slots=256")[0]
+
+    assert problem.key == "--set rollout.slots"
+    assert "a group of 999" in problem.message
 
 
 def test_shares_need_named_tasks(written):
