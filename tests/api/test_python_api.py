@@ -67,6 +67,7 @@ async def test_the_blocks_of_the_page_run_one_after_the_other(folder: Path, caps
     assert capsys.readouterr().out.startswith("run first in ")
 
 
+@pytest.mark.nightly  # two runs of real training
 @pytest.mark.slow
 @pytest.mark.real_start
 async def test_the_cells_of_the_notebook_run_and_draw_both_runs(folder: Path):
