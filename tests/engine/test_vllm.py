@@ -80,6 +80,17 @@ def test_the_likeliest_tokens_are_without_a_sampled_one_of_a_lower_rank():
     assert answer.meta_info.output_top_logprobs == [[(-0.1, 4, None), (-2.0, 6, None)]]
 
 
+def test_likeliest_tokens_of_equal_rank_are_in_the_order_of_their_ids():
+    ranked = [{"token_id": token, "logprob": -1.0, "rank": 2} for token in (8, 3)]
+    content = [{"token_id": 8, "logprob": -1.0, "rank": 2, "top_logprobs": ranked}]
+    choice = {"token_ids": [8], "logprobs": {"content": content}}
+    raw = json.dumps({"choices": [choice]}).encode()
+
+    answer = joined([read_event(raw)], 0, 2, "0:1:a")
+
+    assert answer.meta_info.output_top_logprobs == [[(-1.0, 3, None), (-1.0, 8, None)]]
+
+
 @pytest.mark.parametrize("raw", [event(finish_reason="error"), b'{"error": {"message": "no room", "code": 503}}'])
 def test_a_fault_in_a_stream_is_raised(raw: bytes):
     with pytest.raises(Exception, match=r"fault|no room"):

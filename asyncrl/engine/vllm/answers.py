@@ -144,5 +144,5 @@ def _known(logprob: float | None) -> float | None:
 
 def _likeliest(token: _Token, top: int) -> list[tuple[float | None, int, str | None]]:
     """Return the likeliest tokens in the place of a token, in falling order: vLLM puts the sampled one first."""
-    ranked = sorted((one.rank, one) for one in token.top_logprobs if one.rank is not None and one.rank <= top)
-    return [(_known(one.logprob), one.token_id, None) for _, one in ranked]
+    ranked = [(one.rank, one.token_id, one) for one in token.top_logprobs if one.rank is not None and one.rank <= top]
+    return [(_known(one.logprob), token_id, None) for _, token_id, one in sorted(ranked, key=lambda each: each[:2])]
