@@ -158,7 +158,7 @@ class PoolBounds(Settings):
 class AutoscaleSettings(Settings):
     """Pools of processes that grow and shrink with their load."""
 
-    # Pools and their bounds, such as `autoscale.pools.rollout = { least = 1, most = 8 }`: rollout, reward, groupreward,
+    # Pools and their bounds, such as `autoscale.pools.rollout = { min = 1, max = 8 }`: rollout, reward, groupreward,
     # judge, engine or `engine-NAME`. Empty: only `asyncrl scale` changes how many processes run.
     pools: dict[str, PoolBounds] = msgspec.field(default_factory=dict)
     # Your function of the loads, `path/to/file.py:name`, which returns how many processes each pool shall have; empty
