@@ -84,6 +84,7 @@ _MASKED_ENOUGH = 0.05  # share of tokens that become too old that needs no hint
 def _speed_hints(config: Config) -> Iterator[str]:
     if config.rolls_out:
         yield from _slot_hints(config)
+        yield from _scaling_hints(config)
     yield from _gpu_hints(config)
     if not _training_servers(config):
         yield "there are no engines: trajectories wait until `asyncrl engines add URL` announces one"
@@ -117,6 +118,14 @@ def _slot_hints(config: Config) -> Iterator[str]:
         yield (
             f"{rollout.workers * first_slots(config)} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
+        )
+
+
+def _scaling_hints(config: Config) -> Iterator[str]:
+    if (pool := config.autoscale.pools.get("rollout")) is not None and config.rollout.slots == "auto":
+        yield (
+            f'rollout.slots = "auto" keeps prompts waiting, so autoscale.pools.rollout grows to {pool.max} workers; '
+            f"set rollout.slots, such as {first_slots(config)}"
         )
 
 

@@ -19,6 +19,15 @@ def test_slots_that_hold_more_than_ends_within_the_lag_bound_are_answered_with_t
     assert hints(from_settings('rollout.slots="auto"', *settings).config) == []
 
 
+def test_rollout_workers_that_scale_by_themselves_want_a_number_of_slots():
+    pool = "autoscale.pools.rollout={ min = 1, max = 8 }"
+
+    (hint,) = hints(from_settings(pool, 'rollout.slots="auto"').config)
+
+    assert hint.startswith('rollout.slots = "auto" keeps prompts waiting, so autoscale.pools.rollout grows to 8')
+    assert hints(from_settings(pool, "rollout.slots=64").config) == []
+
+
 def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share():
     config = from_settings("rollout.workers=8", "engine.count=8", "rollout.slots=256").config
 
