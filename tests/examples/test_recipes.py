@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.ports import free_port
 from asyncrl.training.init_model import ModelShape, create_model
 from harness.pages import ROOT
 from harness.runs import up
@@ -29,7 +30,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "online"])
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
     own = [f"model.path={talker}", f"run={recipe}"]
-    own += [] if recipe == "online" else ["eval.prompts=4"]
+    own += [f"gateway.port={free_port()}"] if recipe == "online" else ["eval.prompts=4"]
     async with up(tmp_path, *SMALL, *own, config=str(RECIPES / recipe / "recipe.toml")) as run:
         assert await run.ended() == 0, run.story
 

@@ -16,6 +16,8 @@ from harness.runs import Run, command, resume, up
 from harness.sdks import sdks
 from harness.stage import until
 
+FREE_PORT = "gateway.port=0"  # a run of another test may have the default one
+
 
 @pytest.mark.real_start
 @pytest.mark.slow
@@ -61,24 +63,26 @@ def gateways(run: Run) -> set[str]:
 
 
 def test_a_gateway_without_a_model_and_a_template_is_refused_before_the_start():
-    assert "set model.path or model.create.template" in the_problem("chat", files=True).message
+    assert "set model.path or model.create.template" in the_problem("chat", FREE_PORT, files=True).message
 
 
 def test_limits_and_data_of_rollouts_are_no_matter_where_nothing_is_rolled_out(tmp_path: Path):
-    words = [f"model.path={conversing_model(tmp_path / 'mine')}", "rollout.max_new_tokens=513", "task.source=nothing"]
+    model = f"model.path={conversing_model(tmp_path / 'mine')}"
+    words = [model, FREE_PORT, "rollout.max_new_tokens=513", "task.source=nothing"]
     load_config("chat", overrides=words, further=check_surroundings)
 
-    assert the_problem("chat", *words[:2], "only=[]", files=True).key == "--set rollout.max_new_tokens"
+    assert the_problem("chat", *words[:3], "only=[]", files=True).key == "--set rollout.max_new_tokens"
 
 
 def test_a_gateway_whose_turns_shall_be_learnt_needs_a_learner(tmp_path: Path):
     model = f"model.path={conversing_model(tmp_path / 'mine')}"
 
-    assert "set only=[]" in the_problem("chat", model, "live.fraction=1", files=True).message
+    assert "set only=[]" in the_problem("chat", model, FREE_PORT, "live.fraction=1", files=True).message
 
 
 def test_a_template_that_cannot_go_on_from_tokens_is_found_before_the_start(tmp_path: Path):
     model = conversing_model(tmp_path / "mine")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
 
-    assert "expected an end-of-sequence token first" in the_problem("chat", f"model.path={model}", files=True).message
+    problem = the_problem("chat", f"model.path={model}", FREE_PORT, files=True)
+    assert "expected an end-of-sequence token first" in problem.message
