@@ -22,7 +22,7 @@ from topics.table import BUILT_IN, Tables
 SERVER = "engine-server"  # the inference server that an engine started
 RANK = "learner-rank"  # a process of the learner's trainer group
 NATS = "nats"
-_SERVER_MODULES = ("asyncrl.engine.embedded", "sglang.launch_server")
+_SERVER_MODULES = ("asyncrl.engine.embedded", "sglang.launch_server", "vllm.entrypoints.cli.main")
 _GUARD = "asyncrl.guard"  # the guard between an engine actor and a server that starts processes
 
 

@@ -92,12 +92,15 @@ ENGINE = """
 import subprocess
 from asyncrl.guard import guarded_python
 
-server = "-c", "import time; print(flush=True); time.sleep(100)", "sglang.launch_server"
+server = "-c", "import time; print(flush=True); time.sleep(100)", "{module}"
 subprocess.run(guarded_python(*server))
 """
 
 
-def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(server: EmbeddedServer, tmp_path: Path):
+@pytest.mark.parametrize("module", ["sglang.launch_server", "vllm.entrypoints.cli.main"])
+def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(
+    server: EmbeddedServer, tmp_path: Path, module: str
+):
     sleeps = python("-c", "import time; print(flush=True); time.sleep(100)")
     mine = ["--credentials", str(server.directory / "credentials" / "any.json")]
     other = ["--credentials", str(tmp_path / "credentials" / "any.json")]
@@ -109,7 +112,7 @@ def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(server:
         ["asyncrl.engine.embedded", *mine],  # no engine of the run is its parent
     ]
     commands = [[*sleeps, *line] for line in lines]
-    commands.append(python("-c", ENGINE, "actors.main", "engine", "engine-1", *mine))
+    commands.append(python("-c", ENGINE.format(module=module), "actors.main", "engine", "engine-1", *mine))
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     try:
         for process in started:
