@@ -164,9 +164,9 @@ class EngineGroup(Settings):
     arguments: list[str] = msgspec.field(default_factory=list)
     # Whether a version from the store is copied into memory that the server reads (that of its GPU, by CUDA IPC) while
     # it still samples, which shortens its standstill; takes as much memory as the weights. Servers of one GPU or the
-    # CPU, started here. `auto`: servers of kind `sglang` with one GPU that is not the learner's, where 6 GiB stay free.
+    # CPU, started here. `auto`: servers that compute on one GPU that is not the learner's, where 6 GiB stay free.
     staged: Literal["auto", "always", "never"] = "auto"
-    # With `learner.lora.publish = "adapter"`, the form in which servers of kind `sglang` and `external` get a version:
+    # With `learner.lora.publish = "adapter"`, the form in which servers get a version:
     # `merged`: a whole model with the adapter in it; `served`: the adapter, which they add at each token.
     adapters: Literal["merged", "served"] = "merged"
     # Environment variables for a started server, such as its own PYTHONPATH.
