@@ -56,12 +56,32 @@ def _in_wandb(root: Path) -> Found:
     return [(int(row["step"]), row["train/loss"]) for row in wandb_rows(root) if "train/loss" in row]
 
 
+def _in_mlflow(root: Path) -> Found:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    [run] = client.search_runs([client.get_experiment_by_name("asyncrl").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    return sorted((metric.step, metric.value) for metric in history)  # its order is that of the database
+
+
+def _in_trackio(root: Path) -> Found:
+    from trackio import sqlite_storage, utils
+
+    utils.TRACKIO_DIR = sqlite_storage.TRACKIO_DIR = root / "trackio"
+    [run] = sqlite_storage.SQLiteStorage.get_runs("asyncrl")
+    rows = sqlite_storage.SQLiteStorage.get_logs("asyncrl", run)
+    return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+
+
 READERS: dict[str, Callable[[Path], Found]] = {
     "file": _in_file,
+    "mlflow": _in_mlflow,
     "tensorboard": _in_tensorboard,
+    "trackio": _in_trackio,
     "wandb": _in_wandb,
 }
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
+PACKAGES = {name: name for name in READERS if name != "file"}
 
 
 def installed_kinds() -> list[str]:

@@ -1,0 +1,1 @@
+"""Rows of metrics as a run of Trackio."""
