@@ -34,6 +34,10 @@ class FunctionError(AsyncRLError):
     fatal = True
 
 
+class EnvironmentFault(AsyncRLError):
+    """A fault of the place where a rollout function works, such as a sandbox: the function runs again."""
+
+
 def last_lines(error: BaseException, *, skip: int = 0) -> str:
     """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
     trace = error.__traceback__

@@ -10,6 +10,7 @@ import pytest
 from asyncrl.config.learner_settings import TRAINERS
 from asyncrl.config.live_settings import JUDGES
 from asyncrl.config.process_settings import PLACEMENTS
+from asyncrl.config.sandbox_settings import SANDBOXES
 from asyncrl.config.weights_settings import STORES
 from asyncrl.data.procedural import RULES
 from asyncrl.environments.kinds import KINDS as ENVIRONMENTS
@@ -32,6 +33,7 @@ AXES = (
     Axis("asyncrl/judges", JUDGES, "judge"),
     Axis("asyncrl/rewards", tuple(BUILT_IN), "reward"),
     Axis("asyncrl/run/placements", PLACEMENTS),
+    Axis("asyncrl/sandboxes", SANDBOXES, "sandbox"),
     Axis("asyncrl/training", TRAINERS, "trainer"),
     Axis("asyncrl/weights", STORES, "store"),
 )

@@ -1,0 +1,97 @@
+"""Settings of sandboxes, and the table of their kinds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
+
+from asyncrl.config.finding import Finding
+from asyncrl.config.setting_types import Positive, Seconds, Settings
+
+SANDBOXES = ("none",)
+"""The kinds: `KIND` of the module `asyncrl.sandboxes.NAME` describes each."""
+
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Folders in which programs of a sandbox are searched."""
+
+
+class SandboxCapability(enum.Enum):
+    """A guarantee that some sandboxes give. Core code asks for it, never for the name of a kind."""
+
+    PRIVATE_FILES = enum.auto()  # programs see only the workspace, the system's programs, and `sandbox.readable`
+    NO_NETWORK = enum.auto()  # programs reach no network; they reach what the worker serves at `Sandbox.listen`
+    SHARED_MEMORY_LIMIT = enum.auto()  # `memory_mb` holds for all processes together; without it, for each process
+    PROCESS_LIMIT = enum.auto()  # `processes` holds
+    CORE_LIMIT = enum.auto()  # `cores` holds; without it, a program can undo it
+    DISK_LIMIT = enum.auto()  # `disk_mb` holds for all files together; without it, for each file
+
+
+class SandboxSettings(Settings):
+    """Sandboxes, in which programs work on a task, and their limits."""
+
+    # `none`: a folder of this machine, without isolation.
+    kind: Literal["none"] = "none"
+    trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
+    cores: Positive = 1  # CPU cores that all programs of a sandbox share.
+    # Memory of all processes of a sandbox together, or of each one where the worker can make no cgroup.
+    memory_mb: Annotated[int, Meta(ge=64)] = 2048
+    disk_mb: Positive = 512  # Files of the workspace; `/tmp` may hold as much. `none` limits each file alone.
+    processes: Annotated[int, Meta(ge=8)] = 128  # Processes and threads of a sandbox.
+    output_mb: Positive = 1  # Output of one program, both streams together; a program that prints more is killed.
+    wall_s: Seconds = 600.0  # Seconds after which a program is killed.
+
+
+class Launch(NamedTuple):
+    """The start of the first process of a sandbox."""
+
+    command: list[str]
+    home: str  # the workspace, as programs see it
+    fds: tuple[int, ...] = ()  # which the process inherits; closed here after the start
+    shared_mb: int = 0  # memory that files of the workspace take
+
+
+class SandboxKind:
+    """A kind of sandboxes."""
+
+    def checks(self, _settings: SandboxSettings) -> Iterator[Finding]:
+        """Find invalid settings."""
+        yield from ()
+
+    def problem(self, _settings: SandboxSettings) -> str:
+        """Return what is missing on this machine; empty if sandboxes can start."""
+        return ""
+
+    def capabilities(self) -> frozenset[SandboxCapability]:
+        """Return the guarantees of the kind for workers on this machine."""
+        raise NotImplementedError
+
+    def launch(self, _settings: SandboxSettings) -> Launch:
+        """Return how the process of a sandbox starts."""
+        raise NotImplementedError
+
+
+_WEAKER = {
+    SandboxCapability.SHARED_MEMORY_LIMIT: "memory_mb limits each process, not all of them together",
+    SandboxCapability.PROCESS_LIMIT: "processes is not limited",
+    SandboxCapability.CORE_LIMIT: "programs can use more than cores",
+    SandboxCapability.DISK_LIMIT: "disk_mb limits each file, not all of them together",
+}
+
+
+def weaker_limits(settings: SandboxSettings) -> list[str]:
+    """Return the limits of sandboxes that hold only in part on this machine."""
+    given = sandbox_kind(settings.kind).capabilities()
+    return [text for capability, text in _WEAKER.items() if capability not in given]
+
+
+@cache
+def sandbox_kind(name: str) -> SandboxKind:
+    """The kind of a name."""
+    kind: SandboxKind = import_module(f"asyncrl.sandboxes.{name}").KIND
+    return kind

@@ -1,0 +1,1 @@
+"""Sandboxes: places in which programs work on a task, one module for each kind."""

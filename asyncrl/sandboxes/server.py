@@ -1,0 +1,229 @@
+"""The first process of a sandbox: starts programs, opens files and listens, as the worker asks through a socket.
+
+Each request is one packet, with open files where it needs them; so is each answer. The worker reads the output of
+programs from pipes of its own, so no output passes through here. Once the worker has closed the socket, this process
+ends all processes that it has started, and ends.
+
+A Python without site packages runs this file as a script. Its imports are built in, because imports take most of the
+time of a start.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found] # `signal` also imports `enum`, which takes longer than all the rest
+import _socket
+import os
+import resource
+import select
+import sys
+
+_FD = 4  # bytes of a number of an open file
+_CONTROL, _PACKET = 0, 1 << 16
+_SUBREAPER = 36  # of prctl
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._control = _socket.socket(fileno=_CONTROL)
+        self._running: dict[int, bytes] = {}  # requests by process
+        self._woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Answer requests until the worker closes the socket."""
+        polled = select.poll()
+        polled.register(_CONTROL, select.POLLIN)
+        polled.register(self._woken, select.POLLIN)
+        self._control.send(b"ready")
+        while True:
+            for fd, _ in polled.poll():
+                if fd == self._woken:
+                    os.read(self._woken, _PACKET)
+                elif not self._take():
+                    return
+            self._reap()
+
+    def _take(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._control.recvmsg(
+                _PACKET, _socket.CMSG_SPACE(4 * _FD), _socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        content = b"".join(part for _, _, part in ancillary)
+        fds = [int.from_bytes(content[at : at + _FD], sys.byteorder) for at in range(0, len(content), _FD)]
+        what, name, argument = data.split(b" ", 2)
+        try:
+            self._do(what, name, argument, fds)
+        except OSError as error:
+            self._answer(b"failed", name, b"%d" % (error.errno or 0))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _do(self, what: bytes, name: bytes, argument: bytes, fds: list[int]) -> None:
+        if what == b"exec":
+            self._exec(name, *fds)
+        elif what == b"kill":
+            self._kill(name)
+        elif what == b"listen":
+            listening = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+            try:
+                listening.bind(("127.0.0.1", 0))
+                listening.listen(128)
+                self._answer(b"opened", name, b"", listening.fileno())
+            finally:
+                listening.close()
+        else:
+            opened = _open_to_read(argument) if what == b"read" else _open_to_write(argument, what == b"program")
+            try:
+                self._answer(b"opened", name, b"", opened)
+            finally:
+                os.close(opened)
+
+    def _exec(self, name: bytes, content: int, stdin: int, stdout: int, stderr: int) -> None:
+        count, *words = _read(content).split(b"\0")[:-1]
+        streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdin, stdout, stderr))]
+        environment = dict(word.split(b"=", 1) for word in words[int(count) :])
+        ignored = [_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT, _signal.SIGTERM]  # by Python, and by `_main`
+        arguments = words[: int(count)]
+        process = os.posix_spawnp(
+            arguments[0], arguments, environment, file_actions=streams, setsid=True, setsigdef=ignored
+        )
+        self._running[process] = name
+
+    def _kill(self, name: bytes) -> None:
+        for process, running in self._running.items():
+            if running == name:
+                _kill_group(process)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            name = self._running.pop(ended.si_pid, None)
+            if name is not None:
+                _kill_group(ended.si_pid)  # before its number is free
+            _, status = os.waitpid(ended.si_pid, 0)
+            if name is not None:
+                self._answer(b"ended", name, b"%d" % os.waitstatus_to_exitcode(status))
+
+    def _answer(self, what: bytes, name: bytes, argument: bytes, fd: int | None = None) -> None:
+        files = []
+        if fd is not None:
+            files = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(_FD, sys.byteorder))]
+        self._control.sendmsg([b" ".join((what, name, argument))], files)
+
+
+def _kill_group(process: int) -> None:
+    try:
+        os.killpg(process, _signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _read(fd: int) -> bytes:
+    pieces = []
+    while piece := os.pread(fd, 1 << 20, sum(map(len, pieces))):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _folder_of(path: bytes, *, made: bool) -> tuple[int, bytes]:
+    """Open the folder of a path below the workspace, without following links; returns it and the last part."""
+    *parents, last = path.split(b"/")
+    folder = os.open(b".", os.O_RDONLY | os.O_DIRECTORY)
+    for part in parents:
+        try:
+            if made:
+                try:
+                    os.mkdir(part, dir_fd=folder)
+                except FileExistsError:
+                    pass
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder, last
+
+
+def _open_to_read(path: bytes) -> int:
+    folder, last = _folder_of(path, made=False)
+    try:
+        return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _open_to_write(path: bytes, executable: bool) -> int:
+    folder, last = _folder_of(path, made=True)
+    try:
+        try:
+            os.unlink(last, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        mode = 0o755 if executable else 0o644
+        return os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _limit(limits: list[str]) -> None:
+    """Limit this process and those that it starts: each limit is NAME=NUMBER."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit in limits:
+        name, _, text = limit.partition("=")
+        kind, number = getattr(resource, f"RLIMIT_{name}"), int(text)
+        most = resource.getrlimit(kind)[1]
+        number = number if most == resource.RLIM_INFINITY else min(number, most)
+        resource.setrlimit(kind, (number, number))
+
+
+def _adopt() -> None:
+    """Become the parent of processes whose parent ends, so that they end with this process."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_children() -> None:
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            for process in file.read().split():
+                os.kill(int(process), _signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _main(workspace: str, *limits: str) -> None:
+    """Serve in a workspace. Outside a process namespace, end all children and remove the workspace at the end."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+    os.chdir(workspace)
+    _limit([*limits])
+    if os.getpid() == 1:
+        _Server().serve()
+        return
+    _adopt()
+    try:
+        _Server().serve()
+    finally:
+        _end_children()
+        import shutil
+
+        os.chdir("/")
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
