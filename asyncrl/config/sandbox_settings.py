@@ -8,12 +8,13 @@ from functools import cache
 from importlib import import_module
 from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import Positive, Seconds, Settings
 
-SANDBOXES = ("none",)
+SANDBOXES = ("bubblewrap", "none")
 """The kinds: `KIND` of the module `asyncrl.sandboxes.NAME` describes each."""
 
 
@@ -36,8 +37,12 @@ class SandboxSettings(Settings):
     """Sandboxes, in which programs work on a task, and their limits."""
 
     # `none`: a folder of this machine, without isolation.
-    kind: Literal["none"] = "none"
+    # `bubblewrap`: private files and no network; it needs the program `bwrap` (Debian: `apt-get install bubblewrap`).
+    # `none`: a folder of this machine, without isolation.
+    kind: Literal["bubblewrap", "none"] = "bubblewrap"
     trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
+    # Files and folders of the host that programs may also read with `bubblewrap`, at the same absolute paths.
+    readable: list[str] = msgspec.field(default_factory=list)
     cores: Positive = 1  # CPU cores that all programs of a sandbox share.
     # Memory of all processes of a sandbox together, or of each one where the worker can make no cgroup.
     memory_mb: Annotated[int, Meta(ge=64)] = 2048
