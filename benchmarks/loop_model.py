@@ -114,7 +114,7 @@ class _Loop:
         ends = [self.now + _LONGEST_S]
         ends += [self.now + (self.running[0][0] - self.share) / each] if each else []
         ends += [self.training_until] if self.training_until is not None else []
-        ends += [self.publications[0][0]] if self.publications else []
+        ends += [self.publications[0][0]] if self.publications and not updating else []  # a later version waits
         ends += [self.updating_until] if updating else []
         seconds = max(0.0, min(ends) - self.now)
         self.now += seconds

@@ -42,3 +42,9 @@ def test_without_lag_engine_and_learner_wait_for_each_other():
 
     assert found.wasted_share == 0
     assert found.trained_tokens_per_s < 0.7 * simulated(8, 32, train=10_000.0).trained_tokens_per_s
+
+
+def test_a_loop_whose_updates_take_longer_than_its_steps_ends_with_the_newest_version():
+    rules = LoopRules(16, 4, GROUP, 2, Lengths(1000, 0.8), 4096, SGLANG_0_6B, 75_000.0, update_s=4.0)
+
+    assert simulate_loop(rules, steps=200, warm=10).updating > 0.5
