@@ -151,6 +151,7 @@ _HISTORY = {
 _LOOP = {
     "share_of_ideal": Goal(0.92),
     "share_of_simulated": Goal(0.95),
+    "share_of_simulated_gain": Goal(0.95),
     "wasted_share": Goal(0.05, at_most=True),
 }
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}

@@ -108,20 +108,24 @@ async def bench_loop(*, synchronous: bool, **options: Any) -> dict[str, float]:
         Served(setup.kind, setup.shape, "", "").write_model(model, context=setup.most + 32, dtype=dtype_of(setup.kind))
         trainer = _trainer_alone(setup, model, Path(scratch))
         run = await _run(setup, model, setup.lag, sweep=setup.sweep)
-        figures = run.figures
+        figures, scripted = run.figures, setup.trainer == "scripted" and not setup.has_model
+        if scripted:
+            figures["simulated_tokens_per_s"] = _simulated(setup, setup.lag, figures)
+            figures["share_of_simulated"] = figures["trained_tokens_per_s"] / figures["simulated_tokens_per_s"]
         if synchronous:
-            other = (await _run(setup, model, 0, sweep=[])).figures["trained_tokens_per_s"]
-            figures["synchronous_tokens_per_s"] = other
-            figures["asynchronous_over_synchronous"] = figures["trained_tokens_per_s"] / other
+            other = (await _run(setup, model, 0, sweep=[])).figures
+            gain = figures["trained_tokens_per_s"] / other["trained_tokens_per_s"]
+            figures["synchronous_tokens_per_s"] = other["trained_tokens_per_s"]
+            figures["asynchronous_over_synchronous"] = gain
+            if scripted:
+                figures["simulated_gain"] = figures["simulated_tokens_per_s"] / _simulated(setup, 0, other)
+                figures["share_of_simulated_gain"] = gain / figures["simulated_gain"]
     engine = max(run.alone.values(), default=0.0)
     figures |= {f"engine_alone_{count}_tokens_per_s": rate for count, rate in run.alone.items()}
     figures |= {"trainer_alone_tokens_per_s": trainer} if trainer else {}
     if engine and trainer:
         figures["share_of_ideal"] = figures["trained_tokens_per_s"] / min(engine, trainer)
         figures["engine_busy_share"] = figures["sampled_tokens_per_s"] / engine
-    if setup.trainer == "scripted" and not setup.has_model:
-        figures["simulated_tokens_per_s"] = _simulated(setup, round(figures["slots"]))
-        figures["share_of_simulated"] = figures["trained_tokens_per_s"] / figures["simulated_tokens_per_s"]
     return figures
 
 
@@ -221,12 +225,12 @@ def _trainer_alone(setup: LoopSetup, model: Path, scratch: Path) -> float:
     return answers / found.step_s if found is not None else 0.0
 
 
-def _simulated(setup: LoopSetup, slots: int) -> float:
+def _simulated(setup: LoopSetup, lag: int, figures: dict[str, float]) -> float:
     rules = LoopRules(
-        slots=slots,
+        slots=round(figures["slots"]),
         batch_groups=setup.batch,
         group_size=setup.group,
-        max_lag=setup.lag,
+        max_lag=lag,
         lengths=Lengths(setup.mean, setup.sigma),
         most=setup.most,
         curve=SGLANG_0_6B.faster(setup.speed),
