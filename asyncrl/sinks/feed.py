@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.errors import UNREADABLE
-from asyncrl.sinks.sink import MetricsSink, Position, Row, SinkError
+from asyncrl.sinks.samples import SamplesTail
+from asyncrl.sinks.sink import MetricsSink, Position, Row, SamplesSink, SinkError
 
 _ROWS = 256  # that a sink is given at once
 _DECODER = msgspec.json.Decoder(Row)
@@ -25,6 +26,7 @@ class SinkFeed:
         self._position = Position()
         self._offset = 0  # bytes of the metrics that were read
         self._left: dict[str, int] = {}  # rows after there that the sink has, by event
+        self._samples = SamplesTail(metrics.parent / "samples.jsonl")
 
     @property
     def total(self) -> int:
@@ -49,6 +51,7 @@ class SinkFeed:
         if held != self._position.total:
             self._position.rows = self._first(held)
         self._offset, self._left = 0, dict(self._position.rows)
+        self._samples.newest = dict(self._position.samples)
         self._store()
 
     def advance(self, end: int) -> int:
@@ -58,7 +61,7 @@ class SinkFeed:
             end: size of the metrics in bytes up to which rows are final.
 
         Returns:
-            Number of rows that were given; 0 at the end.
+            Number of rows that were given, of metrics and samples; 0 at the end.
 
         Raises:
             SinkError: the sink takes no rows now; it must be opened again.
@@ -70,16 +73,22 @@ class SinkFeed:
 
     def _advance(self, end: int) -> int:
         rows, offset = self._next(end)
-        if not rows:
+        if rows:
+            self._sink.append(rows)
+        samples = self._samples.read() if isinstance(self._sink, SamplesSink) and (rows or self.total) else []
+        if samples and isinstance(self._sink, SamplesSink):
+            self._sink.append_samples(samples)
+            self._position.samples = dict(self._samples.newest)
+            self._position.tables += len(samples)
+        if not (rows or samples):
             return 0
-        self._sink.append(rows)
         self._position.bytes = self._sink.sync()
         self._offset = offset
         for row in rows:
             event = str(row["event"])
             self._position.rows[event] = self._position.rows.get(event, 0) + 1
         self._store()
-        return len(rows)
+        return len(rows) + len(samples)
 
     def close(self) -> None:
         """Close the sink.

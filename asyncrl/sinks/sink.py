@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -13,6 +13,15 @@ from asyncrl.errors import AsyncRLError
 
 Row: TypeAlias = dict[str, Any]
 """One row of `metrics.jsonl`. Its `event` is `step`, `eval` or `weights`; rows of one event always have one order."""
+
+
+class SamplesRow(msgspec.Struct):
+    """One row of `samples.jsonl`."""
+
+    event: str
+    step: int  # of the batch, or version that was evaluated
+    sequence: int  # rises with the rows of an event
+    samples: list[dict[str, Any]]
 
 
 class SinkError(AsyncRLError):
@@ -24,6 +33,8 @@ class Position(msgspec.Struct):
 
     rows: dict[str, int] = {}  # rows that it has stored, by their event
     bytes: int = 0  # size of its file; 0 for sinks that write no file
+    samples: dict[str, int] = {}  # newest row of `samples.jsonl` that it has stored, by event: its `sequence`
+    tables: int = 0  # rows of samples that it has stored
 
     @property
     def total(self) -> int:
@@ -55,6 +66,14 @@ class MetricsSink(Protocol):
         """Release what the sink has opened; also a sink that failed is closed."""
 
 
+@runtime_checkable
+class SamplesSink(MetricsSink, Protocol):
+    """A tool that also stores samples."""
+
+    def append_samples(self, rows: Sequence[SamplesRow]) -> None:
+        """Take samples, after the rows of metrics that the recorder wrote before them."""
+
+
 class SinkRun(NamedTuple):
     """The run whose rows a sink stores."""
 
@@ -81,9 +100,14 @@ class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag
         """The name of the kind."""
         return str(self.__struct_config__.tag)
 
+    @property
+    def traced_share(self) -> float:
+        """The share of trajectories whose traces it takes; 0 for sinks that take rows."""
+        return 0.0
+
     def problem(self) -> str:
         """Return what the sink lacks on this machine; empty if it can be made."""
-        if not self.package or importlib.util.find_spec(self.package) is not None:
+        if not self.package or _is_installed(self.package):
             return ""
         wanted = f"pip install 'asyncrl[{self.kind}]'"
         return f'kind = "{self.kind}" needs the Python package {self.package}, which is not installed; run `{wanted}`'
@@ -91,3 +115,10 @@ class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag
     def sink(self, run: SinkRun) -> MetricsSink:
         """Make the sink of a run; it opens nothing yet."""
         raise NotImplementedError
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False

@@ -1,5 +1,6 @@
 """The contract of all kinds of sinks: each row once, wherever the process was killed."""
 
+import hashlib
 import json
 import urllib.request
 from pathlib import Path
@@ -131,6 +132,54 @@ def test_wandb_shows_steps_on_their_axis(root: Path):
     rows = [(row["_step"], row["step"], row["_timestamp"]) for row in wandb_rows(root)]
 
     assert rows[:3] == [(0, 0, BEGAN_S), (1, 0, BEGAN_S + 0.5), (2, 1, BEGAN_S + 1.0)]
+
+
+def samples(root: Path, first: int, last: int) -> None:
+    """Samples of steps and evaluations, as a recorder writes them."""
+    with (root / "samples.jsonl").open("a") as file:
+        for step in range(first, last + 1):
+            texts = {"prompt": [{"role": "user", "content": "?"}], "completion": f"answer {step}", "label": "7"}
+            one = {"name": f"p{step:06d}-0", "reward": 0.5, "tokens": 3, "truncated": False, **texts}
+            secret = one | {"name": "live", "sealed": "c2VjcmV0"}
+            for event in ("step", "eval"):
+                row = {"event": event, "step": step, "sequence": step + 1, "samples": [one, secret]}
+                file.write(json.dumps(row) + "\n")
+
+
+def test_wandb_has_each_table_of_samples_once_after_kills_and_after_the_file_was_thinned(root: Path):
+    need("wandb")
+    samples(root, 0, 2)
+    give(feed_of("wandb", root), write(root, 0, 2))
+    stored = (root / "sinks" / "wandb.json").read_bytes()
+    samples(root, 3, 4)
+    end = write(root, 3, 4)
+    give(feed_of("wandb", root), end)
+    (root / "sinks" / "wandb.json").write_bytes(stored)  # as if it was killed before its position was stored
+    lines = (root / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (root / "samples.jsonl").unlink()
+    (root / "samples.jsonl").write_bytes(b"".join(lines[4:]))
+
+    feed = feed_of("wandb", root)
+    give(feed, end)
+    samples(root, 5, 5)
+    while feed.advance(end):
+        pass
+    feed.close()
+
+    rows = list(wandb_rows(root))
+    assert [row["_step"] for row in rows] == [*range(len(rows))]
+    same(READERS["wandb"](root), expected(4))
+    [folder] = root.glob("wandb/offline-run-*/files")
+    for name in ("samples", "eval/samples"):
+        tables = [(row["step"], row[name]) for row in rows if name in row]
+        assert [step for step, _ in tables] == [*range(6)]
+        for step, table in tables:
+            content = (folder / table["path"]).read_bytes()
+            assert table["sha256"] == hashlib.sha256(content).hexdigest()
+            read = json.loads(content)
+            [cells] = read["data"]
+            assert dict(zip(read["columns"], cells, strict=True))["completion"] == f"answer {step}"
+            assert (table["nrows"], table["ncols"]) == (1, len(cells))
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch):
