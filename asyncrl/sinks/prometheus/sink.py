@@ -41,8 +41,7 @@ class PrometheusSink:
     def _gauge(self, name: str) -> Gauge:
         known = self._gauges.get(name)
         if known is None:
-            full = "asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
-            gauge = Gauge(full, f"{name} of the newest row", ["run"], registry=self._registry)
+            gauge = Gauge(gauge_name(name), f"{name} of the newest row", ["run"], registry=self._registry)
             known = self._gauges[name] = gauge.labels(self._run)
         return known
 
@@ -51,3 +50,11 @@ class PrometheusSink:
 
     def close(self) -> None:
         self._stop()
+
+
+def gauge_name(figure: str) -> str:
+    """Return the name of a figure's gauge, with its unit as Prometheus writes it: `asyncrl_train_wait_seconds`."""
+    words = re.sub(r"[^a-zA-Z0-9_]", "_", figure).split("_")
+    return "_".join(["asyncrl", *("seconds" if word == "s" else word for word in words)]).replace(
+        "per_seconds", "per_second"
+    )
