@@ -10,6 +10,7 @@ from typing import TypeVar
 import aiohttp
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.tracing import trace_headers, traceparent
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
 _SHOWN = 300  # bytes of an answer, in errors
@@ -60,13 +61,14 @@ async def answered(ask: Callable[[], Awaitable[T]], limit_s: float) -> T:
 async def post(session: aiohttp.ClientSession, url: str, body: bytes, most: int) -> bytes:
     """Post JSON once; returns the answer, or its beginning if it has more than `most` bytes.
 
-    A redirection is not followed: the body goes to the address that the settings name, and to no other.
+    A redirection is not followed: the body goes to the address that the settings name, and to no other. The request has
+    the trace context of the trajectory that the task works on.
 
     Raises:
         aiohttp.ClientError: another try may help, as after status 429 or 5xx.
         Refused: any other status that is no success.
     """
-    async with session.post(url, data=body, allow_redirects=False) as response:
+    async with session.post(url, data=body, headers=trace_headers(traceparent()), allow_redirects=False) as response:
         text = await _read_beginning(response, most)
         if response.status == 429 or response.status >= 500:
             raise aiohttp.ClientError(f"status {response.status}: {beginning(text)}")

@@ -85,7 +85,7 @@ PROMPT_ISSUED = Topic(
     PromptIssued,
     PROMPTS,
     ("prompter",),
-    ("rollout", "prompter", "buffer", "supervisor"),
+    ("rollout", "prompter", "buffer", "recorder", "supervisor"),
     key="trajectory_id",
     id=("trajectory_id", "attempt"),
     lane=True,

@@ -370,7 +370,7 @@ TRAJECTORY_GRADED = Topic(
     TrajectoryGraded,
     GRADES,
     ("reward", "groupreward"),
-    ("buffer",),
+    ("buffer", "recorder"),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery", "result"),
 )

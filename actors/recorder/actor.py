@@ -350,6 +350,7 @@ class Recorder:
             return
         self.fold.apply(topic, message, record)
         self._samples.stored(topic, record)
+        self._sinks.stored(topic, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
         try:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
+from actors.recorder.sink_task import SinkTask
+from actors.recorder.traces import TracesTask
 from actors.runtime.actor import Context
-from asyncrl.background import first_of, on_daemon_thread
+from asyncrl.background import on_daemon_thread
+from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.directory import RunFiles
 from asyncrl.sinks.feed import SinkFeed
+from asyncrl.sinks.otlp.kind import OtlpSettings
 from asyncrl.sinks.sink import SinkError, SinkRun, SinkSettings
-from asyncrl.state.health_checks import SINK_FAILURES
+from topics.topic import Topic
 
-_PAUSE_S = (1.0, 60.0)  # after a failure; each further one doubles it up to the second number
 _END_S = 10.0  # that sinks may take for the last rows at the end of a run; `asyncrl export` writes what is missing then
 
 
@@ -25,7 +29,8 @@ class Sinks:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sinks: list[_Sink] = []
+        self._rows: list[_RowsTask] = []
+        self._traces: list[TracesTask] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -39,22 +44,30 @@ class Sinks:
         Args:
             began_s: when the run began, as Unix time.
         """
-        if not self._sinks:
+        if not self._tasks:
             run = sink_run(self._context.config, self._context.files, began_s)
-            self._sinks = [_Sink(self._context, name, one, run) for name, one in named(self._context.config.metrics)]
-            self._tasks = [asyncio.ensure_future(sink.run()) for sink in self._sinks]
+            for name, settings in named(self._context.config.metrics):
+                if isinstance(settings, OtlpSettings):
+                    self._traces.append(TracesTask(self._context, name, settings))
+                else:
+                    self._rows.append(_RowsTask(self._context, name, settings, run))
+            self._tasks = [asyncio.ensure_future(one.run()) for one in (*self._rows, *self._traces)]
 
     def offer(self, end: int) -> None:
-        """Tell all sinks up to which byte the rows of the metrics are final."""
-        for sink in self._sinks:
-            sink.end = end
-            sink.news.set()
+        """Tell sinks up to which byte the rows of the metrics are final."""
+        for one in self._rows:
+            one.end = end
+            one.news.set()
+
+    def stored(self, topic: Topic[Any], record: Record) -> None:
+        """Tell sinks that take traces of a record of the run: trajectories may have ended with it."""
+        for one in self._traces:
+            one.stored(topic, record)
 
     async def finish(self) -> None:
-        """Give sinks time for the rows that they lack, then leave them."""
-        for sink in self._sinks:
-            sink.last = True
-            sink.news.set()
+        """Give sinks time for what they lack, then leave them."""
+        for one in (*self._rows, *self._traces):
+            one.ended.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_END_S)
         self.cancel()
@@ -65,45 +78,27 @@ class Sinks:
             task.cancel()
 
 
-class _Sink:
-    """One sink."""
+class _RowsTask(SinkTask):
+    """A sink that takes rows of metrics."""
 
     def __init__(self, context: Context, name: str, settings: SinkSettings, run: SinkRun) -> None:
-        self._context, self._name, self._settings, self._run = context, name, settings, run
+        super().__init__(context, name, settings)
+        self._run = run
         self.end = 0  # bytes of the metrics that are final
-        self.news = asyncio.Event()
-        self.last = False  # the end does not change any more
-
-    async def run(self) -> None:
-        """Write rows until the last one, again and again after a failure."""
-        failures = 0
-        while True:
-            try:
-                await self._write()
-            except SinkError as error:
-                failures += 1
-                self._context.count(f"{self._name}_sink_failures")
-                self._context.vitals[f"{SINK_FAILURES}{self._name}"] = failures
-                self._context.log.error("sink fails", sink=self._name, failures=failures, reason=str(error))
-                await asyncio.sleep(min(_PAUSE_S[1], _PAUSE_S[0] * 2 ** (failures - 1)))
-            else:
-                return
 
     async def _write(self) -> None:
-        if problem := self._settings.problem():
-            raise SinkError(problem)
         feed = SinkFeed(self._name, self._settings.sink(self._run), self._context.files.metrics)
         try:
             await on_daemon_thread(feed.open)
             while True:
                 self.news.clear()
-                last = self.last
+                last = self.ended.is_set()
                 while await on_daemon_thread(feed.advance, self.end):
                     self._context.vitals[f"{self._name}_sink_rows"] = feed.total
-                self._context.vitals.pop(f"{SINK_FAILURES}{self._name}", None)
+                self._works()
                 if last:
                     break
-                await first_of(self.news.wait())
+                await self._gathered()
         except SinkError:
             with suppress(SinkError):
                 await on_daemon_thread(feed.close)

@@ -25,6 +25,8 @@ from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupRewar
 from asyncrl.rewards.quality import quality
 from asyncrl.rewards.score import GradeRequest, request_of
 from asyncrl.rewards.shaping import overlong_penalty
+from asyncrl.sinks.kinds import traced_share
+from asyncrl.tracing import GRADE, traced
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
 from topics.ids import Stage
@@ -91,6 +93,7 @@ class RewardWorker:
         self._context = context
         self._tasks = graded_tasks(context.config)
         self._graders = graders  # by the reward function that they call
+        self._traced_share = traced_share(context.config.metrics)
         self._measured = set(all_filters(context.config)) & set(QUALITY)
         # Evaluations use at most half of a grader, so that training grades never wait for all evaluation grades.
         most = context.config.reward.in_flight
@@ -142,11 +145,13 @@ class RewardWorker:
         function = self._task(generated).reward
         if not function:
             raise WorkFailed("reward", _NO_REWARD)
-        request = request_of(generated)
         try:
-            with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
+            with (
+                traced(self._context.bus.run, generated.trajectory_id, GRADE, self._traced_share),
+                delivery.waiting(Waiting("reward")),  # in the queue of the grader, then for its time limit at most
+            ):
                 async with self._held_out[function] if generated.stage == "eval" else nullcontext():
-                    return await self._graders[function].grade(request)
+                    return await self._graders[function].grade(request_of(generated))
         except CallFailed as error:
             late = self._context.config.reward.timeout_reward
             if late is None or error.reason != "time_limit" or delivery.lapsed:
@@ -171,6 +176,7 @@ class GroupRewardWorker:
         self._context = context
         self._rewards = {name: _reward_of(task) for name, task in graded_tasks(context.config).items()}  # by task
         self._graders = graders  # by the reward that they compute
+        self._traced_share = traced_share(context.config.metrics)
 
     async def handle(
         self, completed: GroupCompleted, delivery: Delivery[GroupCompleted]
@@ -223,9 +229,11 @@ class GroupRewardWorker:
             WorkFailed: its tokens are gone, because the group has ended.
         """
         try:
-            return request_of(await read_result(self._context.bus, member.payload))
+            result = await read_result(self._context.bus, member.payload)
         except BlobMissing as error:
             raise WorkFailed("reward", f"{member.trajectory_id}: {error}") from error
+        with traced(self._context.bus.run, member.trajectory_id, GRADE, self._traced_share):
+            return request_of(result)
 
     def _claim(
         self, member: TrajectorySubmitted, grade: MemberGrade, delivery: int

@@ -33,6 +33,7 @@ from asyncrl.errors import last_lines
 from asyncrl.live.stored import TurnUnreadable
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Diverged, branch_tasks
+from asyncrl.tracing import SAMPLE, traced
 from topics.actors import Waiting
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.ids import LIVE, letter_of, prompt_of
@@ -89,7 +90,8 @@ class Execution(Watch):
                 if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._progressed_at):
                     return None
                 await progress.hold()  # from here on the fence refuses every earlier holder
-            return [await self._attempt()]
+            with traced(self._context.bus.run, self._issued.trajectory_id, SAMPLE, self._tools.traced_share):
+                return [await self._attempt()]
         except asyncio.CancelledError:
             leaves = (self._context.stop.is_set() or self._delivery.returning) and self._delivery.verdict is None
             if leaves and (progress.unsaved or progress.is_in_vain):

@@ -22,6 +22,7 @@ from asyncrl.functions import load_rollout
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
 from asyncrl.rollout.context import RolloutFunction, single_turn
+from asyncrl.sinks.kinds import traced_share
 from asyncrl.training.megatron.parallel_config import Layout
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import Segment, TrajectoryGenerated
@@ -66,6 +67,7 @@ class Tools:
         self.log = ProgressLog(context)
         self.reader = ProgressReader(context.bus, context.refuse)
         self.under_way: set[Progress] = set()
+        self.traced_share = traced_share(config.metrics)
 
     def _hint_reader(self, context: Context) -> HintReader | None:
         live = context.config.live

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.engine.errors import EngineError, RequestFailed, fault_of
+from asyncrl.tracing import trace_headers, traceparent
 from topics.values import checked_logprobs
 from topics.wire import Float32Array, Int32Array
 
@@ -110,6 +111,9 @@ class Answer(msgspec.Struct, frozen=True):
 decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
+_ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One generation in progress: its events are joined, cumulative or incremental."""
@@ -123,6 +127,7 @@ class Member:
     priority: int = 0
     top: int = 0
     adapter: str = ""
+    traceparent: str = field(default_factory=traceparent)  # of the trajectory, if it is traced
     rid: str = field(default_factory=partial(secrets.token_hex, 16))  # SGLang matches prefixes: random ones are safe
     future: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     left: bool = False  # by its caller, while the engine may continue
@@ -139,6 +144,11 @@ class Member:
     def streaming(self) -> bool:
         """Return whether its caller wants its tokens as they come."""
         return self.on_tokens is not None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers of a request for this generation alone."""
+        return trace_headers(self.traceparent) | ({_ROUTING_KEY: self.group} if self.group else {})
 
     def touch(self) -> None:
         """Take note that the engine advances."""

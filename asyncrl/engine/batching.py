@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Opener(Protocol):
     """Opens an HTTP request and turns its faults into ours."""
 
     def __call__(
-        self, method: str, path: str, body: bytes | None, *, group: str
+        self, method: str, path: str, body: bytes | None, *, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """A response with status 200 or 499."""
 
@@ -56,7 +56,7 @@ class Batcher:
             alone: in a separate HTTP request.
         """
         sending: asyncio.Task[None] | None = None
-        if alone or self._abort is None:
+        if alone or self._abort is None or member.traceparent:  # a request has one trace context
             sending = self._tasks.start(self._send([member]))
         else:
             if not self._gathered:
@@ -145,8 +145,8 @@ class Batcher:
         """One HTTP request for one generation, in SGLang's form for one, or for several."""
         alone = len(members) == 1
         streamed = members[0].streaming or not alone
-        body, group = msgspec.json.encode(_body(members, streamed=streamed)), members[0].group if alone else ""
-        async with self._open("POST", "/generate", body, group=group) as response:
+        body, headers = msgspec.json.encode(_body(members, streamed=streamed)), members[0].headers if alone else {}
+        async with self._open("POST", "/generate", body, headers=headers) as response:
             if response.status == 499:
                 for member in members:
                     member.end("abort")

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -41,7 +41,6 @@ __all__ = [
     "VersionSpan",
 ]
 
-_ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
 _LAST_STEPS = 3  # steps of an overlapping scheduler until aborted requests have ended
 _MOST = 16 << 20  # bytes of an answer that brings no tokens
@@ -346,7 +345,12 @@ class EngineClient:
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, body: bytes | None, timeout_s: float | None = None, group: str = ""
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response with status 200 or 499; every other outcome, also while it is read, is one of our errors.
 
@@ -362,7 +366,6 @@ class EngineClient:
         else:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         try:
-            headers = {_ROUTING_KEY: group} if group else {}
             request = self._session.request(
                 method, self.address + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
             )

@@ -9,6 +9,7 @@ from typing import Any, SupportsFloat
 import msgspec
 
 from asyncrl.child_pool.frames import CallFailed
+from asyncrl.tracing import traceparent
 from topics.trajectories import METRICS, NAME_CHARS, TrajectoryGenerated
 from topics.wire import GREATEST, WireError
 
@@ -21,6 +22,7 @@ class GradeRequest(msgspec.Struct):
     label: Any = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     trajectory_id: str = ""
+    traceparent: str = ""  # header that puts requests of the reward into the trace of a traced trajectory
 
 
 def request_of(generated: TrajectoryGenerated) -> GradeRequest:
@@ -38,6 +40,7 @@ def request_of(generated: TrajectoryGenerated) -> GradeRequest:
         label=row.label,
         metadata=row.metadata,
         trajectory_id=generated.trajectory_id,
+        traceparent=traceparent(),
     )
 
 

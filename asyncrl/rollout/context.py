@@ -22,6 +22,7 @@ from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.experts import inherited
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from asyncrl.rollout.row import Row
+from asyncrl.tracing import traceparent
 from topics.actors import Waiting
 from topics.prompts import PromptRow
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, TURNS, Answer, Outcome, Segment
@@ -110,6 +111,11 @@ class RolloutContext:
         self._tool_limit_s = tool_limit_s
         self._calls: dict[str, _Call] = {}  # generations by call path
         self._outcomes: dict[str, Outcome] = {}  # results, by call path
+
+    @property
+    def traceparent(self) -> str:
+        """The header that puts requests of tools into the trace of the trajectory; "" if it is not traced."""
+        return traceparent()
 
     async def generate(
         self,

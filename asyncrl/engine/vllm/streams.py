@@ -34,7 +34,7 @@ class StreamBatcher(Batcher):
         stream = _Stream(member, self.announced or await self.ask() if member.streaming else "")
         confirming = BackgroundTasks()
         try:
-            async with self._open("POST", GENERATE, body, group=member.group) as response:
+            async with self._open("POST", GENERATE, body, headers=member.headers) as response:
                 async for raw in events_of(response, streamed=member.streaming):
                     stream.take(read_event(raw))
                     if member.left:

@@ -1,0 +1,1 @@
+"""Traces of trajectories for collectors of OpenTelemetry."""

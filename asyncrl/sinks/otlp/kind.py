@@ -1,0 +1,23 @@
+"""The kind of sinks that send traces by OTLP."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from asyncrl.sinks.sink import SinkSettings
+
+
+class OtlpSettings(SinkSettings, tag="otlp"):
+    """A trace of each sampled trajectory, sent to a collector by OTLP over HTTP. It takes no metrics."""
+
+    stores: ClassVar[bool] = False
+    package: ClassVar[str] = "opentelemetry.proto"
+
+    endpoint: str = "http://127.0.0.1:4318"  # Address of the collector, without `/v1/traces`.
+    share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.01  # Share of trajectories that are traced.
+
+    @property
+    def traced_share(self) -> float:
+        return self.share
