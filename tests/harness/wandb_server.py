@@ -64,15 +64,15 @@ class WandbServer:
 
 
 @asynccontextmanager
-async def wandb_server() -> AsyncIterator[WandbServer]:
-    """Serve on a free port."""
+async def wandb_server(port: int = 0) -> AsyncIterator[WandbServer]:
+    """Serve on a port; 0 for a free one."""
     server = WandbServer()
     app = web.Application(client_max_size=2**28)
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield server
     finally:

@@ -19,7 +19,18 @@ class OnlineSink:
         self._next = 0  # number of the next row
 
     def open(self, _position: Position | None) -> int:
-        self._client = wandb.init(
+        try:
+            self._client = self._begun()
+        except Exception:
+            wandb.teardown()  # its service keeps a run that did not begin, and refuses to begin the run again
+            raise
+        self._client.define_metric("step")
+        self._client.define_metric("*", step_metric="step")
+        self._next = self._client.starting_step  # `step` is 0 until a row is logged
+        return self._next
+
+    def _begun(self) -> wandb.Run:
+        return wandb.init(
             project=self._project,
             entity=self._entity or None,
             id=self._run.id,
@@ -29,10 +40,6 @@ class OnlineSink:
             config=self._run.settings,
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
         )
-        self._client.define_metric("step")
-        self._client.define_metric("*", step_metric="step")
-        self._next = self._client.starting_step  # `step` is 0 until a row is logged
-        return self._next
 
     def append(self, rows: Sequence[Row]) -> None:
         if self._client is None:
