@@ -44,6 +44,7 @@ NAMES = {
     "tastes": "turns and seconds until the users of the live demo are satisfied, by learning method",
     "oracle": "steps to a reward of 0.9 at several lag bounds, compared with a synchronous loop",
     "cost": "CPU time per trajectory with and without progress messages",
+    "sinks": "CPU time per trajectory with all sinks and with none; size and time of a scrape",
     "history": "logs of a long run: their size, and time and memory of its audit and its keepers' starts",
 }
 Figures = dict[str, float]
@@ -59,12 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="number of rounds; every figure is their median")
-    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0), ("fleet", 10.0)):
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0), ("sinks", 12.0), ("fleet", 10.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(
         "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
     )
-    parsers["cost"].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
+    for name in ("cost", "sinks"):
+        parsers[name].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
     parsers["cost"].add_argument("--tokens", type=int, default=8000, help="tokens of a trajectory (default: 8000)")
     parsers["recovery"].add_argument(
         "--messages",

@@ -142,6 +142,11 @@ _SESSIONS = {
         ("share_of_straight", Goal(0.95)),
     )
 }
+_SINKS = {
+    "sinks_cost_share_upper": Goal(0.02, at_most=True),
+    "scrape_bytes": Goal(300_000, at_most=True),
+    "scrape_s": Goal(0.05, at_most=True),
+}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -177,6 +182,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "loop": _LOOP,
         "ray": _RAY,
         "cost": _COST,
+        "sinks": _SINKS,
         "recovery": _RECOVERY,
         "history": _HISTORY,
         "gateway": _GATEWAY,

@@ -1,0 +1,150 @@
+"""The cost of sinks: CPU time per trained trajectory with and without them, and a scrape of Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
+from asyncrl.sinks.kinds import KINDS
+from asyncrl.training.init_model import create_configured
+from benchmarks.pipeline import endless_config, measure_window
+from benchmarks.stage import Stage, report
+from topics.batches import BATCH_TRAINED
+from topics.topic import TRAINING
+
+_TOKENS, _MEAN_S = 4096, 2.0  # of an answer, which 256 slots sample
+_WARM_S, _DEADLINE_S = 15.0, 120.0  # the packages of sinks take seconds to import
+_T_975 = {
+    1: 12.71,
+    2: 4.30,
+    3: 3.18,
+    4: 2.78,
+    5: 2.57,
+    6: 2.45,
+    7: 2.36,
+    8: 2.31,
+    9: 2.26,
+    10: 2.23,
+    11: 2.20,
+    14: 2.14,
+}
+_SCRAPES = 20
+
+
+def installed_sinks(folder: Path, collector: str) -> list[dict[str, Any]]:
+    """Return a table of each kind of sinks whose package is installed."""
+    own: dict[str, dict[str, Any]] = {
+        "file": {"directory": str(folder)},
+        "prometheus": {"port": free_port()},
+        "otlp": {"endpoint": collector},
+    }
+    kinds = [name for name, kind in KINDS.items() if not kind().problem()]
+    return [{"kind": name, **own.get(name, {})} for name in kinds]
+
+
+def sinks_config(model: Path, sinks: list[dict[str, Any]]) -> Config:
+    """Return an endless run with some sinks."""
+    config = endless_config(
+        "bench-sinks", model, tokens=_TOKENS, progress_tokens=_TOKENS, kind="scripted", scripted_mean_s=_MEAN_S
+    )
+    return msgspec.convert(msgspec.to_builtins(config) | {"metrics": sinks}, Config)
+
+
+async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
+    """Measure pairs of runs side by side, one with all installed sinks and one without, and then a scrape.
+
+    Both runs of a pair share the machine, whose speed changes by more than the measured difference.
+
+    Args:
+        pairs: number of runs of each kind.
+        seconds: length of each measured window.
+
+    Returns:
+        Medians of CPU microseconds per trained trajectory over all processes and the server; the mean of the pairs'
+        ratios less 1, with the upper end of its 95 % interval; bytes and seconds of a scrape.
+
+    Raises:
+        BenchError: a run did not reach its window.
+    """
+    costs: list[tuple[float, float]] = []
+    scrapes: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        create_configured(model, Config())
+        async with _collector() as address:
+            for pair in range(pairs):
+                sinks = installed_sinks(Path(scratch) / str(pair), address)
+                configs = [sinks_config(model, sinks), sinks_config(model, [])]
+                on, off = await asyncio.gather(*(_cpu_us(config, seconds, scrapes) for config in configs))
+                costs.append((on, off))
+                report(f"pair {pair + 1}: {on:,.0f} and {off:,.0f} CPU microseconds per trajectory")
+    ratios = [on / off - 1 for on, off in costs]
+    mean, half = statistics.fmean(ratios), _half_interval(ratios)
+    return {
+        "pairs": float(pairs),
+        "sinks": float(len(sinks)),
+        "with_sinks_cpu_us_per_trajectory": statistics.median(on for on, _ in costs),
+        "without_sinks_cpu_us_per_trajectory": statistics.median(off for _, off in costs),
+        "sinks_cost_share": mean,
+        "sinks_cost_share_upper": mean + half,
+        "scrape_bytes": float(max(size for size, _ in scrapes)),
+        "scrape_s": statistics.median(took for _, took in scrapes),
+    }
+
+
+def _half_interval(values: list[float]) -> float:
+    """Half of the 95 % interval of the mean; source: Student's t distribution."""
+    if len(values) < 2:
+        return math.inf
+    freedom = len(values) - 1
+    t = next((t for least, t in sorted(_T_975.items(), reverse=True) if least <= freedom), math.inf)
+    return t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+async def _cpu_us(config: Config, seconds: float, scrapes: list[tuple[int, float]]) -> float:
+    async with Stage.open(config) as stage:
+        await stage.enter_all()
+        await stage.enter("prompter")
+        figures = await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds)
+        await stage.follow(TRAINING, BATCH_TRAINED, lambda record: True)
+        for port in [sink.port for sink in config.metrics if hasattr(sink, "port")]:
+            scrapes += [await asyncio.to_thread(_scrape, port) for _ in range(_SCRAPES)]
+    return sum(value for name, value in figures.items() if name.endswith("_cpu_us_per_trajectory"))
+
+
+def _scrape(port: int) -> tuple[int, float]:
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        return len(answer.read()), time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _collector() -> AsyncIterator[str]:
+    """Answer all requests for traces."""
+    app = web.Application()
+    app.router.add_post("/v1/traces", _take)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def _take(http: web.Request) -> web.Response:
+    await http.read()
+    return web.Response(content_type="application/x-protobuf")
