@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from asyncrl.training.transformers_parts import ALL_ATTENTION_FUNCTIONS
 
 DOCUMENTS = "asyncrl_documents"
 """Name of this attention among those of transformers."""
 
-GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""Newer versions of torch need an argument where heads are grouped, older ones have no such argument."""
+if torch.version.cuda or torch.version.hip:  # a CPU never uses the kernel, and its import loads torch's compiler
+    from torch.nn.attention.varlen import varlen_attn
+
+    GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    """Newer versions of torch need an argument where heads are grouped, older ones have no such argument."""
 
 
 class Documents(NamedTuple):

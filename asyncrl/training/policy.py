@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._functorch import config as partitioning
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
 
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.training.attention import DOCUMENTS, Documents
@@ -22,6 +20,7 @@ from asyncrl.training.masters import Masters
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
+from asyncrl.training.transformers_parts import AutoConfig, AutoModelForCausalLM, logging
 from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
 from topics.wire import UInt8Array
 

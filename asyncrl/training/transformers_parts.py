@@ -1,0 +1,59 @@
+"""What the trainer takes from transformers, imported without packages that the trainer does not use.
+
+transformers imports accelerate, if it is installed, to place models, and torch's compiler to mark functions for it.
+Both take as long to import as torch. Where torch knows GPUs, the compiler is imported: only GPUs run compiled models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+from asyncrl.imports import absent
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+COMPILER = "torch._dynamo"
+
+
+class _Marks(ModuleType):
+    """Takes the place of the compiler while functions are marked for it; any other use loads the compiler."""
+
+    def disable(self, function: Function | None = None, _recursive: bool = True, **_options: Any) -> Any:
+        return self.allow_in_graph if function is None else function
+
+    def assume_constant_result(self, function: Function) -> Function:
+        return function
+
+    def allow_in_graph(self, function: Function) -> Function:
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        sys.modules.pop(COMPILER, None)
+        return getattr(import_module(COMPILER), name)
+
+
+@contextmanager
+def _compiler_unloaded() -> Iterator[None]:
+    if COMPILER in sys.modules or torch.version.cuda or torch.version.hip:
+        yield
+        return
+    marks = sys.modules[COMPILER] = _Marks(COMPILER)
+    try:
+        yield
+    finally:
+        if sys.modules.get(COMPILER) is marks:
+            del sys.modules[COMPILER]
+
+
+with absent("accelerate"), _compiler_unloaded():
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import logging
+
+__all__ = ["ALL_ATTENTION_FUNCTIONS", "AutoConfig", "AutoModelForCausalLM", "logging"]
