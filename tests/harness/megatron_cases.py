@@ -1,6 +1,7 @@
 """One of four processes that train the same batches in several layouts of megatron-core.
 
-`python -m tests.harness.megatron_cases RANK FOLDER`: FOLDER has a model for each family, and gets a file of each case.
+`python -m tests.harness.megatron_cases RANK FOLDER [campaign]`: FOLDER has a model for each family, and gets a file of
+each case.
 Groups of one, two and four ranks follow one another in the same processes.
 """
 
@@ -60,10 +61,7 @@ CASES = {**LAYOUTS, **ROUNDED}
 WITH_ROLES = ("tokens", "stages")
 """In which a critic learns, and a teacher's most probable tokens are followed."""
 SOURCES = {
-    "tensor": "torch",
-    "pipeline": "tensor",
-    "virtual": "pipeline",
-    "context": "virtual",
+    "context": "torch",
     "data": "context",
     "both": "data",
     "tokens": "both",
@@ -72,15 +70,20 @@ SOURCES = {
     "rounded-products": "torch",
     "rounded-shares": "rounded-products",
     "experts": "torch",
-    "tensor-experts": "experts",
+    "context-experts": "experts",
+    "tokens-experts": "context-experts",
+    "data-experts": "tokens-experts",
+    "tensor": "torch",
+    "pipeline": "tensor",
+    "virtual": "pipeline",
+    "tensor-experts": "torch",
     "copied-experts": "tensor-experts",
-    "context-experts": "copied-experts",
-    "stages-experts": "context-experts",
-    "tokens-experts": "stages-experts",
-    "divided-experts": "tensor-experts",
-    "data-experts": "divided-experts",
+    "stages-experts": "copied-experts",
+    "divided-experts": "stages-experts",
 }
 """Whose checkpoint each goes on from, in the order of their runs."""
+CAMPAIGN = list(SOURCES)[12:]
+"""Cases that divide ranks in one of the ways which other cases combine: they run with the campaigns only."""
 RECOMPUTED = ("virtual", "both", "tokens", "context-experts", "data-experts", "tokens-experts")
 """With layers that are computed again in the backward pass; in the others they are when a checkpoint goes on."""
 OF_FAMILIES = ("both", "one")
@@ -360,8 +363,8 @@ def resumed(folder, case, layout, rank, ranks):
     dist.barrier()
 
 
-def run(rank, folder):
-    for case in SOURCES:
+def run(rank, folder, *, campaign):
+    for case in SOURCES if campaign else list(SOURCES)[: -len(CAMPAIGN)]:
         ranks, layout = CASES[case]
         if rank >= ranks:
             continue
@@ -379,4 +382,4 @@ def run(rank, folder):
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(1190)  # says where a rank hangs, before the test gives up
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+    run(int(sys.argv[1]), Path(sys.argv[2]), campaign=sys.argv[3:] == ["campaign"])

@@ -15,6 +15,7 @@ from asyncrl.training.megatron.memory import parameters_of
 from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from harness.megatron_cases import (
+    CAMPAIGN,
     EPS,
     EXPERTS,
     FAMILIES,
@@ -56,8 +57,11 @@ def opened(folder, name, **further):
     )
 
 
+LAYOUTS_TESTED = [pytest.param(case, marks=[pytest.mark.nightly] * (case in CAMPAIGN)) for case in LAYOUTS]
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(request, tmp_path_factory):
     """A folder with what four processes found, and a checkpoint of the torch trainer that they went on from."""
     folder = tmp_path_factory.mktemp("megatron")
     for name in FAMILIES:
@@ -69,7 +73,9 @@ def results(tmp_path_factory):
             trainer.step(trained_rows(name, step), objective(step))
         state.mkdir()
         save(trainer, state)
-    run_group(["-m", "tests.harness.megatron_cases"], 4, folder, deadline_s=1200)  # minutes on two cores
+    selected = [item for item in request.session.items if item.path == request.path]
+    further = ["campaign"] if any(item.get_closest_marker("nightly") for item in selected) else []
+    run_group(["-m", "tests.harness.megatron_cases"], 4, folder, *further, deadline_s=1200)  # minutes on two cores
     return folder
 
 
@@ -156,7 +162,7 @@ def assert_moved_alike(found, after, begun):
     assert apart / moved < 1e-5
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", LAYOUTS_TESTED)
 def test_losses_norms_and_updates_are_those_of_the_torch_trainer_in_any_layout(results, expected, case):
     figures, before, after, begun = expected[model_of(case)]
     found = load_file(results / f"{case}.safetensors")
@@ -176,7 +182,7 @@ def state_of(results, case, of_torch):
     return of_torch if case == "torch" else load_file(results / f"{case}.safetensors")
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", LAYOUTS_TESTED)
 def test_a_checkpoint_goes_on_in_another_layout_and_in_the_torch_trainer(results, expected, case):
     figures, before, after, begun = expected[model_of(case)]
     source = state_of(results, SOURCES[case], before)
