@@ -34,6 +34,8 @@ class _Marks(ModuleType):
         return function
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked of each module by `inspect`
+            raise AttributeError(name)
         sys.modules.pop(COMPILER, None)
         return getattr(import_module(COMPILER), name)
 
@@ -51,7 +53,20 @@ def _compiler_unloaded() -> Iterator[None]:
             del sys.modules[COMPILER]
 
 
-with absent("accelerate"), _compiler_unloaded():
+@contextmanager
+def _models_listed_once() -> Iterator[None]:
+    """Let transformers read its 3,000 files of models once: it would once more for another spelling of their folder."""
+    from transformers.utils import import_utils
+
+    listed = import_utils.create_import_structure_from_path
+    import_utils.create_import_structure_from_path = lambda path: listed(str(path).removesuffix("/__init__.py"))
+    try:
+        yield
+    finally:
+        import_utils.create_import_structure_from_path = listed
+
+
+with absent("accelerate"), _compiler_unloaded(), _models_listed_once():
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import logging
