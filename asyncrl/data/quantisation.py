@@ -27,7 +27,6 @@ from asyncrl.data.model_dir import (
 )
 
 Form: TypeAlias = Literal["fp8-blocks", "int4-groups"]
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 BLOCK = 128  # rows and columns that share a scale in FP8
 GROUP = 32  # columns of a row that share a scale in INT4
