@@ -23,7 +23,7 @@ class BatchMember(msgspec.Struct, omit_defaults=True):
     reward: Real
     tokens: Count  # trainable tokens
     truncated: bool = False  # its last generation ended at the length limit
-    metrics: Metrics = {}  # of its grade, those that filters read
+    metrics: Metrics = {}  # of its grade, those that filters and `Objective.reward_weights` read
     unshaped: Real | None = None  # as in its grade
     lengths: list[Count] = []  # as in its grade
     turn_rewards: TurnRewards = []  # as in its grade
@@ -99,6 +99,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     constant_tokens: Count = 1  # divisor of the aggregation `constant`
     columns: dict[str, str] = {}  # names in asyncrl.algorithms.own_columns.COLUMNS, by the column that they fill
     turn_discount: Real = 1.0  # of the reward of a turn by those before it, with the estimator `turns`
+    reward_weights: dict[str, Real] = {}  # of metrics that are rewards of their own, with the estimator `gdpo`
     whiten: bool = False  # advantages are centered and scaled over the trained tokens of the batch
     learning_rate: Real = 0.0  # of this step
     max_grad_norm: Real = 1.0

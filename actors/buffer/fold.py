@@ -364,7 +364,8 @@ class BufferFold(Fold):
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             figures = groups.batch_figures([group.live() for group in chosen], seconds)
-        packed = [groups.in_batch(group, self.state.wanted.get(group.prompt_id, {})) for group in chosen]
+        wanted, kept = self.state.wanted, objective.reward_weights
+        packed = [groups.in_batch(group, wanted.get(group.prompt_id, {}), kept) for group in chosen]
         return [BatchPacked(step, stage, packed, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:

@@ -205,8 +205,9 @@ _REASON = 1024  # characters
 _METRICS = 64  # names of metrics in the figures of a batch
 
 
-def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
-    """Graded members by reference."""
+def references(members: Sequence[TrajectoryGraded], kept: Iterable[str] = ()) -> list[BatchMember]:
+    """Graded members by reference, with the metrics of filters and the `kept` ones."""
+    names = dict.fromkeys((*QUALITY, *kept))
     return [
         BatchMember(
             member.trajectory_id,
@@ -215,7 +216,7 @@ def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
             member.reward,
             member.tokens,
             member.truncated,
-            {name: member.metrics[name] for name in QUALITY if name in member.metrics},
+            {name: member.metrics[name] for name in names if name in member.metrics},
             member.unshaped,
             member.lengths,
             member.turn_rewards,
@@ -224,13 +225,14 @@ def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
     ]
 
 
-def in_batch(group: Group, wanted: Mapping[int, float]) -> BatchGroup:
+def in_batch(group: Group, wanted: Mapping[int, float], kept: Iterable[str] = ()) -> BatchGroup:
     """A group as its batch names it.
 
     Args:
         wanted: rewards of live turns by their users, who overrule a judge, by member.
+        kept: metrics of its members that the objective reads.
     """
-    members = references(group.live())
+    members = references(group.live(), kept)
     for place, member in enumerate(members):
         if (reward := wanted.get(member_of(member.trajectory_id))) is not None:
             members[place] = msgspec.structs.replace(member, reward=reward, overruled=True)

@@ -65,7 +65,12 @@ async def fetch_trajectories(
 
     async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
         elsewhere = GradedTrajectory(
-            member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
+            member.trajectory_id,
+            (),
+            member.reward,
+            member.tokens,
+            turn_rewards=member.turn_rewards,
+            metrics=member.metrics,
         )
         if owner != rank:
             return elsewhere
@@ -77,9 +82,7 @@ async def fetch_trajectories(
         segments = result.segments
         if member.overruled:  # by a user, who speaks against the judge that gave the hints
             segments = [msgspec.structs.replace(segment, hinted=[]) for segment in segments]
-        return GradedTrajectory(
-            member.trajectory_id, segments, member.reward, turn_rewards=member.turn_rewards, routing=routing
-        )
+        return elsewhere._replace(segments=segments, elsewhere=0, routing=routing)
 
     named = [member for group in packed.groups for member in group.members]
     fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))

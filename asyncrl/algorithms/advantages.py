@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.algorithms import gdpo
 from asyncrl.algorithms.gae import gae_of_row, returns_of_row
 from asyncrl.algorithms.hindsight import HINDSIGHT, hindsight_of_row
 from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, numbers
@@ -40,6 +41,8 @@ class Estimator(NamedTuple):
     of_lengths: Callable[[Sequence[Values], Sequence[Values]], list[Values]] | None = None
     # Rewards of the turns of each member of a group, and `Objective.turn_discount`, to advantages of these turns.
     of_turns: Callable[[Sequence[Sequence[float]], float], list[Values]] | None = None
+    # Rewards [G, K] of the kinds in `Objective.reward_weights`, and their weights [K], to advantages [G] of each group.
+    of_kinds: Callable[[Sequence[Values], Sequence[float]], list[Values]] | None = None
 
 
 def grpo(groups: Sequence[Values]) -> list[Values]:
@@ -174,6 +177,7 @@ _BUILT_IN = {
     "reinforce_pp_baseline": Estimator(reinforce_pp_baseline),
     "max_rl": Estimator(max_rl),
     "opo": Estimator(center, of_lengths=optimal_baseline),
+    "gdpo": Estimator(gdpo.of_one_reward, of_kinds=gdpo.decoupled),
     "turns": Estimator(grpo, of_turns=turn_advantages),
     "none": Estimator(list, compares=False),
     "less_others": Estimator(less_others, compares=False),

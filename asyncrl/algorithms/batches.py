@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from asyncrl.algorithms.advantages import ADVANTAGES, Values, group_advantages
 from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
-from asyncrl.algorithms.named import named
+from asyncrl.algorithms.named import AlgorithmError, named
 from asyncrl.algorithms.own_columns import with_columns
 from asyncrl.algorithms.rows import Routed, TrainRow
 from asyncrl.algorithms.turn_returns import of_tokens
@@ -32,6 +33,7 @@ class GradedTrajectory(NamedTuple):
     elsewhere: int = 0  # trainable tokens of segments that another rank has
     columns: Sequence[Mapping[str, Float32Array]] = ()  # further ones of each segment, as in `TrainRow`; or none
     turn_rewards: Sequence[float] = ()  # of each turn; none: the last one has the reward
+    metrics: Mapping[str, float] = MappingProxyType({})  # those in `Objective.reward_weights`
     routing: Sequence[Routed] = ()  # of each segment; or none
 
 
@@ -119,6 +121,7 @@ def _advantages(groups: Sequence[GradedGroup], counts: list[int], objective: Obj
     """Of each trajectory one advantage, [], or one for each of its turns, [K]."""
     rewards = [[member.reward for member in group.members] for group in groups]
     found = group_advantages(rewards, [group.estimator for group in groups], _by_group(groups, counts))
+    found = _of_kinds(groups, found, objective.reward_weights)
     advantages: list[Values] = []
     for group, of_members in zip(groups, found, strict=True):
         of_turns = named(ADVANTAGES, group.estimator, "advantage").of_turns
@@ -128,6 +131,34 @@ def _advantages(groups: Sequence[GradedGroup], counts: list[int], objective: Obj
             turns = [member.turn_rewards or [member.reward] for member in group.members]
             advantages += of_turns(turns, objective.turn_discount)
     return advantages
+
+
+def _of_kinds(groups: Sequence[GradedGroup], found: list[Values], weights: Mapping[str, float]) -> list[Values]:
+    """Put in the advantages of groups whose estimator takes rewards of several kinds."""
+    for name in {group.estimator for group in groups}:
+        of_kinds = named(ADVANTAGES, name, "advantage").of_kinds
+        if of_kinds is None or not weights:
+            continue
+        places = [place for place, group in enumerate(groups) if group.estimator == name]
+        rewards = [np.array([_kinds(member, weights) for member in groups[place].members]) for place in places]
+        for place, advantages in zip(places, of_kinds(rewards, list(weights.values())), strict=True):
+            found[place] = advantages
+    return found
+
+
+def _kinds(member: GradedTrajectory, weights: Mapping[str, float]) -> list[float]:
+    """The rewards of a trajectory, of each kind.
+
+    Raises:
+        AlgorithmError: its reward gave no such metric.
+    """
+    if lacking := [name for name in weights if name not in member.metrics]:
+        given = ", ".join(member.metrics) or "none of them"
+        raise AlgorithmError(
+            f'{member.id} has no metric "{lacking[0]}" (it has {given}), and learner.reward_weights names it; '
+            f'let the reward return {{"reward": ..., "{lacking[0]}": ...}}'
+        )
+    return [member.metrics[name] for name in weights]
 
 
 def skipped_stats(packed: BatchPacked) -> BatchStats:

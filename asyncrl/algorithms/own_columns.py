@@ -19,6 +19,7 @@ Column: TypeAlias = Callable[[TrainRow], Float32Array]
 RESERVED = (
     "entropy",
     "hindsight",
+    "observed",
     "penalty",
     "proximal",
     "reference",

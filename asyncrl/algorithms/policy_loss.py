@@ -11,6 +11,7 @@ from msgspec import Meta
 from asyncrl.algorithms.kl import KL_ESTIMATORS
 from asyncrl.algorithms.masks import MASKS, SECOND_MOMENT, MaskBounds, masked_by, second_moments
 from asyncrl.algorithms.named import named, names
+from asyncrl.algorithms.observations import OBSERVED
 from asyncrl.algorithms.policy_sums import Treated, policy_sums
 from asyncrl.algorithms.sequences import bounded_exp
 from asyncrl.algorithms.token_loss import Loss, Tokens
@@ -64,11 +65,15 @@ class PolicyLoss(Loss, frozen=True):
     # Whether that is weighted by the ratio of trainer and sampler, which makes value and gradient unbiased.
     kl_unbiased: bool = False
     entropy: Annotated[float, Meta(ge=0)] = 0.0  # Coefficient of the entropy, which is subtracted from the loss.
+    # Coefficient of the cross-entropy of observations (ECHO): tokens after the first sampled one of a row that the
+    # policy did not sample, such as results of tools.
+    observations: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
     def needs(self) -> tuple[str, ...]:
         masked = ("proximal", SECOND_MOMENT) if SECOND_MOMENT in self.masks else ()
-        return (*(("reference",) if self.kl else ()), *masked)
+        observed = (OBSERVED,) if self.observations else ()
+        return (*(("reference",) if self.kl else ()), *masked, *observed)
 
     @property
     def of_batch(self) -> dict[str, OfBatch]:
@@ -77,7 +82,8 @@ class PolicyLoss(Loss, frozen=True):
 
     @property
     def uses_advantages(self) -> bool:
-        return not self.kl and not self.entropy and not self.of_batch  # which counts all tokens
+        # The masks of a batch count all tokens.
+        return not self.kl and not self.entropy and not self.observations and not self.of_batch
 
     @property
     def uses_entropy(self) -> bool:
@@ -110,6 +116,8 @@ class PolicyLoss(Loss, frozen=True):
             loss = loss + self.kl * (weights * nats).sum()
         if self.entropy:
             loss = loss - self.entropy * (weights * tokens.columns["entropy"]).sum()
+        if self.observations:
+            loss = loss - self.observations * (tokens.columns[OBSERVED] * logprobs).sum()
         return loss, sums
 
     def _bounds(self) -> MaskBounds:

@@ -28,6 +28,11 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
         message = 'has no effect: no advantage is "turns"; leave it out'
         yield Finding(("learner.turn_discount", "learner.advantage"), message)
+    if bool(config.learner.reward_weights) != any(task.advantage == "gdpo" for task in every_task(config)):
+        message = 'is empty, and the advantage "gdpo" needs the metrics of your reward; set such as {correct = 1.0}'
+        if config.learner.reward_weights:
+            message = 'has no effect: no advantage is "gdpo"; leave it out'
+        yield Finding(("learner.reward_weights", "learner.advantage"), message)
     if config.task.max_prompt_tokens and not config.model.path:
         message = "counts tokens of the model in model.path, and the run makes a model; leave it out, or name a model"
         yield Finding(("task.max_prompt_tokens", "model.path"), message)

@@ -29,7 +29,7 @@ _WHEN = {
 def role_contradictions(config: Config) -> Iterator[Finding]:
     """Settings of the further models that cannot hold together."""
     teacher = config.learner.teacher
-    filled = {"proximal", "reference", "teacher", *config.learner.columns}
+    filled = {"proximal", "reference", "teacher", "observed", *config.learner.columns}
     yield from _own_columns(config)
     filled |= {column for task in every_task(config) for column in ADVANTAGES[task.advantage].needs}
     for key, column in needed_columns(config):

@@ -180,6 +180,8 @@ class LearnerSettings(Settings):
     # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/guides/algorithms.md describes each).
     advantage: AdvantageName = "grpo"
     turn_discount: Share = 1.0  # With `turns`: factor of the reward of a turn for each turn before it.
+    # With `gdpo`: weights of metrics that your reward returns, each a reward that is normalised alone.
+    reward_weights: dict[str, float] = msgspec.field(default_factory=dict)
     # Center the advantages of all trained tokens of a batch on their mean, and divide them by their deviation.
     whiten: bool = False
     # Complete groups that are dropped and replaced (docs/guides/algorithms.md describes each filter).

@@ -32,7 +32,8 @@ _OBJECTIVE = tuple(
     f"learner.{name}"
     for name in (
         *("lr", "lr_warmup_steps", "schedule", "betas", "weight_decay", "max_grad_norm"),
-        *("loss", "loss_options", "columns", "advantage", "turn_discount", "whiten", "aggregation", "filters"),
+        *("loss", "loss_options", "columns", "advantage", "turn_discount", "reward_weights", "whiten"),
+        *("aggregation", "filters"),
         *("reference.refresh_every", "reference.kl_coef", "reference.kl_estimator", "reference.kl_of"),
         *(f"critic.{name}" for name in ("lr", "betas", "weight_decay", "max_grad_norm", "value_clip")),
         *("critic.discount", "critic.gae_lambda"),

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import hindsight_sums
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.algorithms.observations import OBSERVED, with_observations
 from asyncrl.algorithms.penalties import columns_of, live_kl_sums, penalized, penalty_sums
 from asyncrl.algorithms.rows import TOP, TrainRow
 from asyncrl.algorithms.sums import Sums, metrics
@@ -161,7 +162,7 @@ class BaseTrainer:
         if objective.moves_policy:
             # The critic learns from returns on the scale of the rewards.
             scaled = whitened(valued, self._passes.gathered) if objective.whiten else valued
-            used = self.with_gradient(scaled, loss)
+            used = self.with_gradient(with_observations(scaled) if OBSERVED in loss.needs else scaled, loss)
             try:
                 with self._away(self._critic):
                     figures |= self._policy_step(used, objective, usual)

@@ -48,6 +48,7 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         constant_tokens=config.rollout.max_new_tokens,
         columns=learner.columns,
         turn_discount=learner.turn_discount,
+        reward_weights=learner.reward_weights,
         whiten=learner.whiten,
         learning_rate=_rate(learner, step),
         reference=_newest_multiple(step - 1, learner.reference.refresh_every),

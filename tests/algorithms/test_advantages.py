@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms.advantages import group_advantages
+from asyncrl.algorithms.gdpo import decoupled
 
 
 def one_group(rewards, kind):
@@ -128,3 +129,22 @@ def test_a_batch_of_equal_rewards_has_no_advantage(kind):
     for rewards in ([[0.1] * 3, [0.1] * 7], [[0.7]]):
         found = group_advantages(rewards, [kind] * len(rewards))
         assert [values.tolist() for values in found] == [[0.0] * len(group) for group in rewards]
+
+
+def test_gdpo_normalises_each_reward_over_its_group_and_then_the_sums_over_the_batch():
+    # Two kinds: correct with weight 1, short with weight 0.5. The unbiased deviation of {0, 1} is 1 / sqrt 2.
+    groups = [np.array([[1.0, 0.0], [0.0, 10.0]]), np.array([[1.0, 3.0], [1.0, 3.0], [1.0, 9.0]])]
+    half, third = 0.5**0.5, [-1 / 3**0.5, -1 / 3**0.5, 2 / 3**0.5]
+    added = [[half - 0.5 * half, 0.5 * half - half], [0.5 * value for value in third]]
+    every = added[0] + added[1]  # their mean is 0
+
+    found = decoupled(groups, [1.0, 0.5])
+
+    assert np.concatenate(found) == pytest.approx([value / deviation(every) for value in every], rel=1e-4)
+
+
+def test_gdpo_tells_apart_members_whose_summed_rewards_are_equal():
+    (found,) = decoupled([np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])], [2.0, 1.0])
+
+    assert found[0] > found[1] > found[2]
+    assert decoupled([np.ones((3, 2))], [1.0, 1.0])[0].tolist() == [0.0, 0.0, 0.0]

@@ -3,6 +3,7 @@ import pytest
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
+from asyncrl.algorithms.named import AlgorithmError
 from topics.batches import Objective
 from topics.trajectories import Segment
 
@@ -119,3 +120,16 @@ def test_empty_batches_and_segments_are_no_trouble():
     rows, stats = rows_of([[empty]], step=1)
     assert [row.mask.tolist() for row in rows] == [[], [0, 1], []]
     assert stats.tokens_trained == 1
+
+
+def test_gdpo_takes_the_metrics_that_the_objective_weighs():
+    metrics = [{"correct": 1.0, "short": 0.0}, {"correct": 0.0, "short": 10.0}]
+    members = [one._replace(metrics=given) for one, given in zip(GROUPS[0], metrics, strict=True)]
+    objective = Objective(reward_weights={"correct": 1.0, "short": 0.5})
+
+    rows, _ = build_rows([GradedGroup(members, "gdpo")], objective, step=6, min_version=0)
+
+    # Sums 0.5 / sqrt 2 and its negative, whose unbiased deviation is 0.5.
+    assert [row.advantages[0] for row in rows] == pytest.approx([0.5**0.5] * 2 + [-(0.5**0.5)], rel=1e-4)
+    with pytest.raises(AlgorithmError, match='p0-1 has no metric "correct"'):
+        build_rows([GradedGroup([members[0], GROUPS[0][1]], "gdpo")], objective, step=6, min_version=0)

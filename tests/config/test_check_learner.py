@@ -16,7 +16,7 @@ def test_an_option_of_another_loss_is_refused_with_those_that_there_are():
     assert problem.message == (
         'loss "reinforce" has no option "clip_low", its options are masks, sequence_floor, sequence_cap, '
         "second_moment_cap, opsm_cap, max_in_queue_lag, max_in_flight_lag, kl, kl_estimator, kl_unbiased, "
-        "entropy, ratio_cap"
+        "entropy, observations, ratio_cap"
     )
 
 
@@ -116,6 +116,8 @@ def test_an_option_without_effect_is_refused():
             "engine.groups.a.adapters",
             'a router sends requests to groups with adapters = "merged", too',
         ),
+        (["learner.advantage=gdpo"], "reward_weights", 'is empty, and the advantage "gdpo" needs the metrics'),
+        (["learner.reward_weights={short=1.0}"], "reward_weights", 'no advantage is "gdpo"; leave it out'),
         (["learner.assertions.broken=stop"], "broken", "has no effect: no bound (k3, first_k3, first_kl) is set"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (

@@ -158,3 +158,9 @@ def test_figures_of_each_task_that_a_run_names():
         "task/sums/reward_mean": 0.25,
         "task/sums/trajectories": 1.0,
     }
+
+
+def test_a_batch_records_the_metrics_that_its_objective_reads_as_rewards():
+    (found,) = references([graded("p0-0", 1.0, [4], metrics={"correct": 1.0, "short": 0.5, "depth": 3.0})], ["short"])
+
+    assert found.metrics == {"short": 0.5}
