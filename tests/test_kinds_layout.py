@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from asyncrl.config.harness_settings import KINDS as HARNESSES
 from asyncrl.config.learner_settings import TRAINERS
 from asyncrl.config.live_settings import JUDGES
 from asyncrl.config.process_settings import PLACEMENTS
@@ -30,6 +31,7 @@ class Axis(NamedTuple):
 AXES = (
     Axis("asyncrl/data", tuple(RULES), "source"),
     Axis("asyncrl/environments", ENVIRONMENTS),
+    Axis("asyncrl/harnesses", tuple(HARNESSES), "harness"),
     Axis("asyncrl/judges", JUDGES, "judge"),
     Axis("asyncrl/rewards", tuple(BUILT_IN), "reward"),
     Axis("asyncrl/run/placements", PLACEMENTS),

@@ -28,8 +28,10 @@ from topics.wire import (
     Version,
 )
 
-FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged"]
-DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged", "deadline", "lag"]
+FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged", "environment"]
+DropReason: TypeAlias = Literal[
+    "rollout", "reward", "diverged", "poison", "refused", "purged", "environment", "deadline", "lag"
+]
 
 _GREATEST = 2**31 - 1
 

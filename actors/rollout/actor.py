@@ -29,7 +29,7 @@ from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Watch
-from asyncrl.errors import last_lines
+from asyncrl.errors import EnvironmentFault, last_lines
 from asyncrl.live.stored import TurnUnreadable
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Diverged, branch_tasks
@@ -52,6 +52,7 @@ from topics.trajectories import (
 from topics.wire import Int32Array, UInt8Array, WireError
 
 _ADAPT_S = 1.0  # between two decisions about the slots
+_ENVIRONMENTS = 3  # runs of a rollout function whose environment fails
 
 
 class Execution(Watch):
@@ -199,6 +200,18 @@ class Execution(Watch):
         self._delivery.passes += passes
 
     async def _roll_out(self, rows: list[PromptRow]) -> TrajectoryGenerated:
+        """Run the rollout function, again after a fault of its environment: recorded answers are not sampled again."""
+        for further in reversed(range(_ENVIRONMENTS)):
+            try:
+                return await self._roll_out_once(rows)
+            except EnvironmentFault as error:
+                self._context.count("environment_faults")
+                self._context.log.warning("environment failed", work=self._delivery.name, detail=str(error))
+                if not further:
+                    raise WorkFailed("environment", f"{_ENVIRONMENTS} times, the last one: {error}") from error
+        raise AssertionError
+
+    async def _roll_out_once(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         issued, tools = self._issued, self._tools
         function = tools.functions.get(issued.task)
         if function is None:
@@ -218,7 +231,7 @@ class Execution(Watch):
         try:
             await function(rows[0], rollout)
             outcome, text = rollout.outcome_given(), rollout.sampled_text()
-        except (Diverged, Fenced, EngineRefused, VersionAbsent, TokenizerError, BusError):
+        except (Diverged, Fenced, EngineRefused, EnvironmentFault, VersionAbsent, TokenizerError, BusError):
             raise
         except (Exception, SystemExit) as error:  # any exception of a user's function is data, no fault of the worker
             raise WorkFailed("rollout", last_lines(error)) from error

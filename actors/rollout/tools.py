@@ -18,10 +18,10 @@ from asyncrl.data.model_dir import model_info
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
 from asyncrl.engine.request_options import RequestOptions
-from asyncrl.functions import load_rollout
+from asyncrl.harnesses.rollout import rollout_function
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
-from asyncrl.rollout.context import RolloutFunction, single_turn
+from asyncrl.rollout.context import RolloutFunction
 from asyncrl.sinks.kinds import traced_share
 from asyncrl.training.megatron.parallel_config import Layout
 from topics.prompts import PromptIssued, PromptRow
@@ -46,8 +46,7 @@ class Tools:
         self.tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self.functions: dict[str, RolloutFunction] = {}  # by task
         for name, task in graded_tasks(config).items():
-            own = task.rollout != "single_turn"
-            self.functions[name] = load_rollout(task.rollout, base=context.files.base) if own else single_turn
+            self.functions[name] = rollout_function(config, task.rollout, context.files.base)
         self.held_out = held_out_sets(config)
         self.fleet = open_fleet(context)
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.

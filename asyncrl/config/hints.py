@@ -9,8 +9,10 @@ from pathlib import Path
 
 from asyncrl.algorithms.lag import open_groups, slots_within_lag
 from asyncrl.config.engine_settings import Capability, EngineGroup
-from asyncrl.config.held_out import tasks_of_sets
+from asyncrl.config.harness_settings import harness_name
+from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.pools import purpose_of
+from asyncrl.config.sandbox_settings import weaker_limits
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
 from asyncrl.config.slots import first_slots
 from asyncrl.config.tasks import largest_group, tasks_of
@@ -183,6 +185,8 @@ def _meaning_hints(config: Config) -> Iterator[str]:
     for table, group in config.engine.tables.items():
         yield from group.of_kind.hints(table, group, config.model.path)
     yield from _sampling_hints(config.rollout)
+    if any(harness_name(task.rollout) for task in graded_tasks(config).values()):
+        yield from (f"sandbox: on this machine {limit}" for limit in weaker_limits(config.sandbox))
 
 
 def _sampling_hints(rollout: RolloutSettings) -> Iterator[str]:

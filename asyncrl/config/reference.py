@@ -16,6 +16,7 @@ from asyncrl.algorithms.filters import Filter
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
+from asyncrl.config.harness_settings import HarnessSettings
 from asyncrl.config.setting_types import BENCHMARKS, Settings
 from asyncrl.sinks.sink import SinkSettings
 
@@ -157,15 +158,15 @@ def named_tables(annotation: Any) -> type[Settings] | None:
 
 
 def kinds_of(annotation: Any) -> dict[str, type[msgspec.Struct]]:
-    """Types of the tables that a field holds in an array, by their `kind`; empty for any other field."""
-    kinds = get_args(get_args(annotation)[0]) if get_origin(annotation) is list else ()
-    of_sinks = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SinkSettings)]
-    return {str(kind.__struct_config__.tag): kind for kind in of_sinks}
+    """Types of the tables that a field holds in an array or by names, by their `kind`; empty for any other field."""
+    kinds = get_args(get_args(annotation)[-1]) if get_origin(annotation) in (list, dict) else ()
+    tagged = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SinkSettings | HarnessSettings)]
+    return {str(kind.__struct_config__.tag): kind for kind in tagged}
 
 
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
-    return re.sub(r"^(tasks|stages|engine\.groups)\.[^.]+", r"\1.NAME", key)
+    return re.sub(r"^(tasks|stages|harnesses|engine\.groups)\.[^.]+", r"\1.NAME", key)
 
 
 def for_benchmarks(annotation: Any) -> bool:
@@ -190,7 +191,9 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
         elif (named := named_tables(field.type)) is not None:
             yield from documented_tables(named, join_key(key, field.name, "NAME"))
         elif kinds := kinds_of(field.type):
-            yield from _documented_kinds(kinds, join_key(key, field.name), field.about)
+            several = get_origin(field.type) is list
+            name = join_key(key, field.name, "" if several else "NAME")
+            yield from _documented_kinds(kinds, name, field.about, several=several)
         elif join_key(key, field.name) == "learner.loss_options":
             for name, loss in LOSSES.items():
                 for options in documented_tables(loss, join_key(key, field.name)):
@@ -198,14 +201,16 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
                         yield msgspec.structs.replace(options, doc=f'With `learner.loss = "{name}"`: {options.doc}')
 
 
-def _documented_kinds(kinds: dict[str, type[msgspec.Struct]], key: str, doc: str) -> Iterator[TableDoc]:
-    """The tables of an array: their `kind`, then the settings of each kind."""
+def _documented_kinds(
+    kinds: dict[str, type[msgspec.Struct]], key: str, doc: str, *, several: bool
+) -> Iterator[TableDoc]:
+    """The tables of an array or with names: their `kind`, then the settings of each kind."""
     kind = SettingDoc(join_key(key, "kind"), type_text(types.LiteralType(tuple(kinds))), "", None, "", "Required.")
-    yield TableDoc(key, doc, [kind], several=True)
+    yield TableDoc(key, doc, [kind], several=several)
     for name, table in kinds.items():
         for options in documented_tables(table, key):
             if options.settings:
-                yield msgspec.structs.replace(options, doc=f'With `kind = "{name}"`: {options.doc}', several=True)
+                yield msgspec.structs.replace(options, doc=f'With `kind = "{name}"`: {options.doc}', several=several)
 
 
 def known_settings() -> list[str]:

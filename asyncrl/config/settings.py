@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.harness_settings import AnyHarness
 from asyncrl.config.learner_settings import (
     AssertionSettings,
     CriticSettings,
@@ -23,6 +24,7 @@ from asyncrl.config.learner_settings import (
 )
 from asyncrl.config.live_settings import GatewaySettings, LiveSettings
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
+from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
     AdvantageName,
@@ -291,6 +293,10 @@ class Config(Settings):
     stages: dict[StageName, StageSettings] = msgspec.field(default_factory=dict)
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
+    # Programs that `task.rollout = "harness:NAME"` lets work on the rows. A kind's name without a table has the
+    # defaults of the kind.
+    harnesses: dict[TaskName, AnyHarness] = msgspec.field(default_factory=dict)
+    sandbox: SandboxSettings = msgspec.field(default_factory=SandboxSettings)  # Where harnesses run programs.
     workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
     warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
     buffer: BufferSettings = msgspec.field(default_factory=BufferSettings)

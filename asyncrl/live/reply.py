@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError, TooLong
 from asyncrl.engine.answer import Likeliest
-from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Piece, Request, Sampled, Thought
+from asyncrl.live.apis.schema import TOO_LONG, Call, Ending, Events, LiveError, Piece, Request, Sampled, Thought
 from asyncrl.live.conversation import Prompt
 from asyncrl.live.forced_prefix import Begun
 from asyncrl.live.reply_parser import ReplyParts
@@ -69,7 +69,7 @@ def completed_prompt(request: Request, prompt: Prompt, begun: Begun, bounds: Bou
 
 def _too_long(tokens: str, most: int) -> LiveError:
     words = f"prompt is too long: {tokens} tokens; the model takes 1 to {most}: send fewer messages"
-    return LiveError("invalid", words, field="messages", code="context_length_exceeded")
+    return LiveError("invalid", words, field="messages", code=TOO_LONG)
 
 
 def finish_of(answer: Answer) -> Literal["stop", "length"]:

@@ -150,18 +150,21 @@ class RolloutContext:
             with outside():
                 await self._host.sample(ids, answer, limits._replace(seed=seed_of_call(self._seed, path)))
 
-    def endpoint(self) -> Endpoint:
+    def endpoint(self, *, again: bool = False) -> Endpoint:
         """Serve the policy at an HTTP address: `async with context.endpoint() as endpoint`.
 
         A program speaks one of the gateway's APIs at `endpoint.base_url`, with `endpoint.api_key`. Its calls become
         rows of the trajectory. They sample as the run does: other temperatures and top-p values are ignored.
+
+        Args:
+            again: sample all calls, also those whose answers another worker has recorded.
 
         Raises:
             TokenizerError: the model has no chat template.
         """
         from asyncrl.rollout.endpoint import Endpoint
 
-        most, calls = self._limits.max_new_tokens, self._journal.by_content()
+        most, calls = self._limits.max_new_tokens, self._journal.by_content(again=again)
 
         async def sample(ids: Int32Array, max_new_tokens: int, stop: Sequence[str]) -> tuple[str, Answer]:
             limits = Limits(max_new_tokens, list(stop))
@@ -175,6 +178,10 @@ class RolloutContext:
             return path, answer
 
         return Endpoint(self.tokenizer, sample, max_new_tokens=most)
+
+    def working(self, name: str) -> AbstractContextManager[None]:
+        """Count a block as the work of a program that has its own time limit, so that the lease is kept."""
+        return self._host.waiting(Waiting("tool", name))
 
     async def tool(
         self,

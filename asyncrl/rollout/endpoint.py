@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
@@ -21,9 +23,9 @@ from aiohttp import web
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.models import MODELS_PATH, models_body
 from asyncrl.live.apis.registry import APIS
-from asyncrl.live.apis.schema import Api, LiveError, Opening, Request, assistant_message
+from asyncrl.live.apis.schema import TOO_LONG, Api, LiveError, Opening, Piece, Request, assistant_message
 from asyncrl.live.conversation import Conversations, Prompt, history_key
-from asyncrl.live.difference import History, TurnBoundary
+from asyncrl.live.difference import History, Message, TurnBoundary
 from asyncrl.live.forced_prefix import begin_reply
 from asyncrl.live.reply import Bounds, completed_prompt, ending_of, event_of, refusing_prompts
 from asyncrl.live.reply_parser import ReplyParts
@@ -52,6 +54,14 @@ class _Language(NamedTuple):
     boundary: TurnBoundary
 
 
+class _Read(NamedTuple):
+    """An answer as its client reads it."""
+
+    opening: Opening
+    parts: ReplyParts
+    pieces: list[Piece]
+
+
 @lru_cache(maxsize=4)
 def _language_of(tokenizer: TaskTokenizer) -> _Language:
     return _Language(Wording.of(tokenizer), open_boundary(tokenizer, AUTO))
@@ -73,6 +83,32 @@ class Endpoint:
         self._known = Conversations(self._language.boundary, most_tokens=_HISTORY_TOKENS)
         self._bounds = Bounds(partial(begin_reply, wording=self._language.wording, grammars=False))
         self._fault: Exception | None = None
+        self._listening: socket.socket | None = None
+        self._open, self._opened_at, self._waited_s = 0, 0.0, 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which at least one call waited for its answer."""
+        return self._waited_s + (time.monotonic() - self._opened_at if self._open else 0.0)
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        """Return the text of the reply to a conversation, without a server.
+
+        Raises:
+            LiveError: the template refuses the messages, or they fill the context of the model.
+        """
+        request = Request(_MODEL, list(messages), tools=list(tools))
+        prompt = self._prompt(request)
+        with outside():
+            path, answer = await self._sampled(request, prompt)
+        if not len(answer.tokens) and answer.finish == "length":
+            raise LiveError("invalid", f"the {len(prompt.ids)} tokens of the prompt fill the context", code=TOO_LONG)
+        return self._read(request, prompt, path, answer).parts.text
+
+    def listen(self, listening: socket.socket | None) -> Endpoint:
+        """Serve at a socket that listens already, such as one of a sandbox; None: at a free port of loopback."""
+        self._listening = listening
+        return self
 
     async def __aenter__(self) -> Endpoint:
         app = web.Application(client_max_size=_BODY_BYTES)
@@ -82,8 +118,9 @@ class Endpoint:
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, access_log=None)
         with outside():  # handlers are no branches of the rollout function
             await self._runner.setup()
-            await web.TCPSite(self._runner, LOOPBACK, 0).start()
-        self.base_url = f"http://{LOOPBACK}:{self._runner.addresses[0][1]}/v1"
+            listening = self._listening or socket.create_server((LOOPBACK, 0))
+            await web.SockSite(self._runner, listening).start()
+        self.base_url = f"http://{LOOPBACK}:{listening.getsockname()[1]}/v1"
         self.api_key = secrets.token_hex(16)
         return self
 
@@ -141,7 +178,18 @@ class Endpoint:
         wording = self._language.wording
         form = wording.form if request.tools else None
         sampling = sampling_of(request, form, self._tokenizer.stop_ids, most=self._most, choice=0)
-        return await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
+        with self._waiting():
+            return await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._opened_at = self._opened_at if self._open else time.monotonic()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._waited_s += 0.0 if self._open else time.monotonic() - self._opened_at
 
     async def _reply(
         self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]
@@ -157,11 +205,8 @@ class Endpoint:
                 return streamed
             status, body = api.error(fault, secrets.token_hex(12))
             return web.json_response(body, status=status)
-        opening = _opening(path, request, prompt)
-        parts = ReplyParts(request, self._language.wording, opening.turn, begun=prompt.begun)
-        pieces = [*parts.add(answer.tokens), *parts.end()]
+        opening, parts, pieces = self._read(request, prompt, path, answer)
         ending = ending_of(request, answer, parts, self._tokenizer)
-        self._remember(opening.turn, prompt, answer, parts)
         if streamed is None:
             return web.json_response(api.whole(opening, request, [ending]))
         events = api.events(opening, request)
@@ -169,6 +214,14 @@ class Endpoint:
         await streamed.write(b"".join(content) + events.done([ending]))
         await streamed.write_eof()
         return streamed
+
+    def _read(self, request: Request, prompt: Prompt, path: str, answer: Answer) -> _Read:
+        """Return a whole answer as its client reads it; later prompts of the conversation begin with its tokens."""
+        opening = _opening(path, request, prompt)
+        parts = ReplyParts(request, self._language.wording, opening.turn, begun=prompt.begun)
+        pieces = [*parts.add(answer.tokens), *parts.end()]
+        self._remember(opening.turn, prompt, answer, parts)
+        return _Read(opening, parts, pieces)
 
     async def _wait(
         self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]

@@ -135,8 +135,11 @@ class Journal:
             )
         return path, answer
 
-    def by_content(self) -> ContentCalls:
+    def by_content(self, *, again: bool = False) -> ContentCalls:
         """Calls from here on that no order identifies.
+
+        Args:
+            again: no call gets an answer that an earlier run of the function has recorded.
 
         Raises:
             Diverged: this is called outside of the rollout function.
@@ -144,7 +147,7 @@ class Journal:
         branch = _BRANCH.get()
         if branch is None:
             raise Diverged("an endpoint was asked for outside of the rollout function; its context ends with it")
-        return ContentCalls(self.answers, branch.child().path)
+        return ContentCalls(self.answers, branch.child().path, again=again)
 
     def news(self) -> dict[str, Answer]:
         """Return the unpublished part of the answers, each from its first unpublished token on."""
@@ -174,10 +177,10 @@ class Journal:
 class ContentCalls:
     """Calls of a program that asks in any order: the k-th call with equal inputs gets the k-th recorded answer."""
 
-    def __init__(self, answers: dict[str, Answer], prefix: str) -> None:
+    def __init__(self, answers: dict[str, Answer], prefix: str, *, again: bool) -> None:
         self._answers = answers
         self._prefix = prefix  # of their paths, which end with their numbers
-        self._given: set[str] = set()
+        self._given: set[str] = {path for path in answers if again and path.startswith(prefix)}
 
     def ask(self, call: str, inputs: str) -> tuple[str, Answer]:
         """Path and recorded answer of a call; a new, open answer if there is none."""

@@ -17,6 +17,7 @@ from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.child_pool.frames import Setup
 from asyncrl.child_pool.pool import load_problems
 from asyncrl.config.finding import Finding
+from asyncrl.config.harness_settings import harness_name
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.live_settings import judge_kind
 from asyncrl.config.process_settings import placement_kind
@@ -29,6 +30,7 @@ from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.kinds import BUILT_IN, reward_of
 from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
+from asyncrl.run.preflight_harness import check_harnesses, harness_setups
 from asyncrl.run.preflight_model import (
     check_adapters,
     check_algorithms,
@@ -75,6 +77,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_quantised,
         check_gateway,
         check_algorithms,
+        check_harnesses,
         _start,
         _functions,
         _functions_beside,
@@ -227,10 +230,13 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
                 tournament=task.tournament,
             )
             asked |= {keys: how} if how is not None else {}
+        if harness_name(task.rollout):
+            continue
         if ":" in task.rollout:
             asked[task.keys("rollout")] = rollout_setup(task.rollout, base=base, time_limit_s=reward.time_limit_s)
         elif task.rollout not in ROLLOUTS:
             yield Finding(task.keys("rollout"), _unknown_function(task.rollout, ROLLOUTS))
+    asked |= harness_setups(config, base, reward.time_limit_s)
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
     if reward.batch > reward.in_flight:

@@ -101,7 +101,7 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
 
     assert (
         problem.message
-        == "no such file, and the shipped configs are addition, chat, custom, demo, fleet, live-demo, one-gpu, "
+        == "no such file, and the shipped configs are addition, chat, coder, custom, demo, fleet, live-demo, one-gpu, "
         "sums, two-gpus; did you mean demo?"
     )
 

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from asyncrl.errors import EnvironmentFault
+
 
 async def look(turn, metadata):
     Path(metadata["calls"]).open("a").write(f"{turn}\n")
@@ -102,3 +104,11 @@ async def black_box(row, context):
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
             messages.append({"role": "user", "content": await context.tool("look", look, turn, row.metadata)})
         await client.close()
+
+
+async def without_place(row, context):
+    """A rollout whose environment fails in each run."""
+    file = Path(row.metadata["runs"])
+    with file.open("a") as runs:
+        runs.write("run\n")
+    raise EnvironmentFault(f"no place in run {len(file.read_text().splitlines())}")

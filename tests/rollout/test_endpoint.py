@@ -1,58 +1,17 @@
 """Programs that know nothing of rollouts sample at an endpoint; a resumed trajectory gives them the same answers."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.errors import AsyncRLError
-from asyncrl.rollout.context import Limits, RolloutContext
-from asyncrl.rollout.journal import Journal, branch_tasks
 from asyncrl.training.init_model import create_model
 from harness.live_runs import TEMPLATE
+from harness.lives import MOST, Life
 from harness.sdks import anthropic, openai
 from harness.stage import until
-from topics.trajectories import ProgressEntry
-from topics.wire import decode, encode
-
-SEED, MOST = 7, 6
-
-
-class Host:
-    """Samples letters that depend on prompt and seed, one after the other, and publishes the journal as workers do."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.sampled = 0  # tokens
-        self.stops_at = 1 << 30  # tokens after which it gives no more
-        self.kept: list[dict] = []
-        self.fault: Exception | None = None
-
-    async def sample(self, ids, answer, limits) -> None:
-        if self.fault is not None:
-            raise self.fault
-        buffer = TokenBuffer(answer)
-        while len(answer.tokens) < limits.max_new_tokens:
-            if self.sampled >= self.stops_at:
-                await asyncio.Event().wait()
-            await asyncio.sleep(0)
-            token = 4 + (int(ids.sum()) + limits.seed + 3 * len(answer.tokens)) % 20
-            buffer.extend(np.array([token], np.int32), np.full(1, -1.0, np.float32), 0)
-            self.sampled += 1
-        answer.done, answer.finish = True, "length"
-
-    async def checkpoint(self) -> None:
-        news = self.journal.news()
-        entry = ProgressEntry(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
-        self.journal.published(news)
-        self.kept.append(decode(ProgressEntry, encode(entry)).journal)
-
-    def waiting(self, waits_for):
-        return contextlib.nullcontext()
 
 
 @pytest.fixture(scope="module")
@@ -60,28 +19,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
     folder = Path(tmp_path_factory.mktemp("model"))
     create_model(folder, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1, template=TEMPLATE)
     return TaskTokenizer.load(folder)
-
-
-class Life:
-    """One run of a rollout function, from what earlier ones have published."""
-
-    def __init__(self, tokenizer: TaskTokenizer, recorded=()) -> None:
-        self.journal = Journal()
-        for entry in recorded:
-            self.journal.extend(entry)
-        self.host = Host(self.journal)
-        self.context = RolloutContext(
-            tokenizer, self.journal, self.host, seed=SEED, limits=Limits(MOST, []), tool_limit_s=9.0
-        )
-
-    async def run(self, function) -> object:
-        branch_tasks(asyncio.get_running_loop())
-        token = self.journal.begin()
-        try:
-            return await function(self.context)
-        finally:
-            self.journal.end(token)
-            asyncio.get_running_loop().set_task_factory(None)
 
 
 def client_of(endpoint) -> openai.AsyncOpenAI:

@@ -10,6 +10,9 @@ from asyncrl.errors import AsyncRLError
 
 Fault = Literal["invalid", "key", "forbidden", "absent", "large", "limited", "internal", "overloaded"]
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a refusal of a prompt that the model cannot take."""
+
 _OVERLOAD_S = 1  # an engine or a place may be there at any time
 
 

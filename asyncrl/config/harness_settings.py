@@ -1,0 +1,108 @@
+"""Settings of harnesses: programs that work on rows with the policy as their model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from asyncrl.config.setting_types import Positive, Seconds, Settings
+
+Address: TypeAlias = Literal["sandbox", "worker", "none"]
+
+
+class HarnessSettings(Settings, tag_field="kind"):
+    """Settings of every harness."""
+
+    address: ClassVar[Address] = "sandbox"
+    """Where its program reaches the endpoint: inside the sandbox, in the worker, or not over HTTP."""
+
+    # Seconds of an attempt, without those in which it waits for the policy.
+    time_limit_s: Seconds = 600.0
+    # What follows when the program crashes or takes too long. `grade`: the tests run on its files; `drop`: the
+    # trajectory has no result; `reward`: it gets `failure_reward`.
+    at_failure: Literal["grade", "drop", "reward"] = "grade"
+    failure_reward: float = 0.0  # Reward of a failed attempt with `at_failure = "reward"`.
+    # How a trajectory continues on another worker. `rerun`: the program starts again, and equal calls get the recorded
+    # answers; `abandon`: all is sampled again.
+    resume: Literal["rerun", "abandon"] = "rerun"
+
+    def problem(self) -> str:
+        """Return why these settings cannot work, or ""."""
+        return ""
+
+
+class MiniSettings(HarnessSettings, tag="mini"):
+    """A small agent loop of asyncrl: reply, run, read the output, up to `turns` replies."""
+
+    address: ClassVar[Address] = "none"
+
+    # File that each reply becomes. Empty: the commands of each ```sh block run, and a reply without one ends the work.
+    file: str = ""
+    # Program that runs after each reply that became a file. Its output is the next message; exit code 0 ends the work.
+    check: list[str] = msgspec.field(default_factory=list)
+    turns: Positive = 8  # Replies at most.
+    system: str = ""  # First message of the conversation; empty: none.
+
+
+class CommandSettings(HarnessSettings, tag="command"):
+    """A program in the sandbox. `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_AUTH_TOKEN`
+    name the policy. Standard input is the prompt of the row.
+    """
+
+    # Program and arguments; `{prompt}` in an argument is the prompt of the row.
+    command: list[str] = msgspec.field(default_factory=list)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)  # Further variables of the program.
+    files: dict[str, str] = msgspec.field(default_factory=dict)  # Further files of the workspace: texts by their paths.
+
+    def problem(self) -> str:
+        return "" if self.command else "command is empty; expected a program and its arguments"
+
+
+class ClaudeCodeSettings(HarnessSettings, tag="claude-code"):
+    """Claude Code, as npm installs it (`npm install @anthropic-ai/claude-code`)."""
+
+    program: str = "claude"  # Path of the program.
+    arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
+
+
+class CodexSettings(HarnessSettings, tag="codex"):
+    """Codex, as npm installs it (`npm install @openai/codex`)."""
+
+    program: str = "codex"  # Path of the program.
+    arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
+
+
+class PythonSettings(HarnessSettings, tag="python"):
+    """An async function. It names those of `row`, `base_url`, `api_key` and `sandbox` that it takes, and may return the
+    final text. It runs in the rollout worker, outside the sandbox.
+    """
+
+    address: ClassVar[Address] = "worker"
+
+    function: str = ""  # `path/to/file.py:function` or `package.module:function`.
+
+    def problem(self) -> str:
+        return "" if ":" in self.function else f"found function = {self.function!r}; expected path/to/file.py:function"
+
+
+AnyHarness: TypeAlias = ClaudeCodeSettings | CodexSettings | CommandSettings | MiniSettings | PythonSettings
+KINDS: dict[str, type[HarnessSettings]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (ClaudeCodeSettings, CodexSettings, CommandSettings, MiniSettings, PythonSettings)
+}
+"""By the names in configs."""
+
+_PREFIX = "harness:"
+
+
+def harness_name(rollout: str) -> str:
+    """Return the harness that `task.rollout` names; "" if it names a function."""
+    return rollout.removeprefix(_PREFIX) if rollout.startswith(_PREFIX) else ""
+
+
+def harness_settings(name: str, given: Mapping[str, HarnessSettings]) -> HarnessSettings | None:
+    """Return the settings of `[harnesses.NAME]`, or the defaults of a kind; None for an unknown name."""
+    kind = KINDS.get(name)
+    return given.get(name) or (kind() if kind is not None else None)

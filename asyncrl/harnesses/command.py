@@ -1,0 +1,59 @@
+"""The harness `command`: any program that takes the address and key of a model from its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.child_pool.frames import Setup
+from asyncrl.config.harness_settings import CommandSettings
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, shortened
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.endpoint import Endpoint
+
+INSTRUCTION = "{prompt}"
+"""Stands in arguments for the prompt of the row."""
+
+
+class Command:
+    """A program that runs once. See `asyncrl.harnesses.harness.Harness`."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+        self._command, self._environment, self._files = command, environment, files
+
+    async def run(self, attempt: Attempt) -> None:
+        for path, text in self._files.items():
+            await attempt.sandbox.put(path, text.encode())
+        command = [word.replace(INSTRUCTION, attempt.instruction) for word in self._command]
+        environment = {**addresses(attempt.endpoint), **self._environment}
+        result, output = await attempt.run(command, environment=environment, stdin=attempt.instruction.encode())
+        attempt.context.completion = shortened(output)
+        if result.code:
+            stopped = f", stopped by {result.limit}" if result.limit else ""
+            raise HarnessFailed(f"{command[0]}: exit code {result.code}{stopped}: {output.strip()[-500:]}")
+
+
+def addresses(endpoint: Endpoint) -> dict[str, str]:
+    """Variables by which the SDKs of OpenAI and Anthropic find an endpoint."""
+    host = endpoint.base_url.removesuffix("/v1")
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": host,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.api_key,
+    }
+
+
+class _Kind:
+    """See `asyncrl.harnesses.harness.HarnessKind`."""
+
+    def make(self, settings: CommandSettings, base: Path) -> Harness:
+        return Command(settings.command, settings.environment, settings.files)
+
+    def setup(self, settings: CommandSettings, base: Path, limit_s: float) -> Setup | None:
+        return None
+
+
+KIND = _Kind()

@@ -1,0 +1,103 @@
+"""The rollout function of a harness: prepare a sandbox, let the program work, run the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.harness_settings import HarnessSettings, harness_name, harness_settings
+from asyncrl.config.settings import Config
+from asyncrl.errors import FunctionError
+from asyncrl.functions import load_rollout
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed
+from asyncrl.harnesses.kinds import harness_kind
+from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade
+from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
+from asyncrl.rollout.endpoint import Endpoint
+from asyncrl.sandboxes.kinds import open_sandbox
+from topics.prompts import PromptRow
+
+
+def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunction:
+    """Return the rollout function that `task.rollout` names.
+
+    Raises:
+        FunctionError: it cannot be loaded.
+    """
+    if rollout == "single_turn":
+        return single_turn
+    if not (name := harness_name(rollout)):
+        return load_rollout(rollout, base=base)
+    settings = harness_settings(name, config.harnesses)
+    if settings is None:
+        raise FunctionError(f"{rollout}: the config has no [harnesses.{name}]")
+    return harness_rollout(harness_kind(settings).make(settings, base), settings, partial(open_sandbox, config.sandbox))
+
+
+def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSandbox) -> RolloutFunction:
+    """Return the rollout function of a harness."""
+
+    async def rollout(row: PromptRow, context: RolloutContext) -> None:
+        task, name = TaskFiles.of(row), type(harness).__name__.lower()
+        async with AsyncExitStack() as stack:
+            sandbox = await stack.enter_async_context(opened())
+            for path, text in task.files.items():
+                await sandbox.put(path, text.encode())
+            endpoint = context.endpoint(again=settings.resume == "abandon")
+            if settings.address != "none":
+                listening = await sandbox.listen() if settings.address == "sandbox" else None
+                await stack.enter_async_context(endpoint.listen(listening))
+            attempt = Attempt(row, context, endpoint, sandbox)
+            stack.enter_context(context.working(name))
+            fault = await _within(harness.run(attempt), endpoint, settings.time_limit_s)
+            if fault and settings.at_failure == "drop":
+                raise HarnessFailed(fault)
+            graded = Graded(settings.failure_reward, {}, "") if fault and settings.at_failure == "reward" else None
+            if graded is None and not task.tests:
+                _tell(context, fault, None, "")
+                return
+            files = await collect(sandbox)
+            graded = graded or await grade(opened, task, files)
+        _tell(context, fault, graded, difference(task.files, files))
+
+    return rollout
+
+
+def _tell(context: RolloutContext, fault: str, graded: Graded | None, diff: str) -> None:
+    """Set the outcome of an attempt; without tests, the reward of the run gives the reward."""
+    artefacts = {"diff": diff, "failure": fault, "tests": graded.report if graded else ""}
+    context.outcome(
+        None if graded is None else graded.reward,
+        metrics={**(graded.metrics if graded else {}), "failed": float(bool(fault))},
+        artefacts={name: text for name, text in artefacts.items() if text},
+    )
+
+
+async def _within(work: Coroutine[Any, Any, None], endpoint: Endpoint, limit_s: float) -> str:
+    """Do the work of a program for so long, without the time in which it waits for the policy.
+
+    Returns:
+        Why it failed, or "".
+
+    Raises:
+        SandboxError: the sandbox failed, not the program.
+    """
+    task, began = asyncio.ensure_future(work), time.monotonic()
+    try:
+        while not task.done():
+            left = limit_s - (time.monotonic() - began - endpoint.waited_s)
+            if left <= 0:
+                return f"the program ran longer than time_limit_s = {limit_s:g}"
+            await asyncio.wait({task}, timeout=left)
+        task.result()
+    except HarnessFailed as error:
+        return str(error)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    return ""

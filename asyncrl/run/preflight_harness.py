@@ -1,0 +1,62 @@
+"""Checks of the programs that work on rows, and of the sandboxes in which they work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.child_pool.frames import Setup
+from asyncrl.config.finding import Finding
+from asyncrl.config.harness_settings import KINDS, harness_name, harness_settings
+from asyncrl.config.held_out import graded_tasks
+from asyncrl.config.sandbox_settings import sandbox_kind
+from asyncrl.config.settings import Config, ModelSettings
+from asyncrl.config.tasks import Task
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.harnesses.kinds import harness_kind
+from asyncrl.live.turn_boundary import AUTO, open_boundary
+
+
+def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
+    """Find harnesses that cannot work, and sandboxes that cannot start."""
+    using = [task for task in graded_tasks(config).values() if harness_name(task.rollout)]
+    if not using:
+        return
+    for task in using:
+        name = harness_name(task.rollout)
+        settings = harness_settings(name, config.harnesses)
+        if settings is None:
+            known = ", ".join([*config.harnesses, *KINDS])
+            yield Finding(task.keys("rollout"), f"names the harness {name!r}; known are {known}")
+        elif problem := settings.problem():
+            yield Finding((f"harnesses.{name}", *task.keys("rollout")), problem)
+    kind = sandbox_kind(config.sandbox.kind)
+    faults = [*kind.checks(config.sandbox)]
+    yield from faults
+    if not faults and (problem := kind.problem(config.sandbox)):
+        yield Finding(("sandbox.kind",), problem)
+    yield from _template(config.model, base, using[0])
+
+
+def _template(model: ModelSettings, base: Path, task: Task) -> Iterator[Finding]:
+    keys, path = ("model.path", "model.create.template", *task.keys("rollout")), base / model.path
+    if not model.path:
+        if not model.create.template:
+            yield Finding(keys, "a harness holds conversations, and the made model has no model.create.template")
+    elif (path / "tokenizer.json").is_file():
+        try:
+            open_boundary(TaskTokenizer.load(path), AUTO)
+        except TokenizerError as error:
+            yield Finding(keys, str(error))
+
+
+def harness_setups(config: Config, base: Path, limit_s: float) -> dict[tuple[str, ...], Setup]:
+    """Return how child processes load the functions that harnesses name, by the keys of the settings."""
+    found: dict[tuple[str, ...], Setup] = {}
+    for task in graded_tasks(config).values():
+        settings = harness_settings(name := harness_name(task.rollout), config.harnesses)
+        if settings is None or settings.problem():
+            continue
+        if (setup := harness_kind(settings).setup(settings, base, limit_s)) is not None:
+            found[f"harnesses.{name}.function",] = setup
+    return found
