@@ -116,7 +116,7 @@ def test_an_option_without_effect_is_refused():
             "engine.groups.a.adapters",
             'a router sends requests to groups with adapters = "merged", too',
         ),
-        (["learner.advantage=gdpo"], "reward_weights", 'is empty, and the advantage "gdpo" needs the metrics'),
+        (["learner.advantage=gdpo"], "learner.advantage", 'is empty, and the advantage "gdpo" needs the metrics'),
         (["learner.reward_weights={short=1.0}"], "reward_weights", 'no advantage is "gdpo"; leave it out'),
         (["learner.assertions.broken=stop"], "broken", "has no effect: no bound (k3, first_k3, first_kl) is set"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
