@@ -8,7 +8,7 @@ import msgspec
 
 from topics.actors import ScaledBy
 from topics.stalls import StallFound
-from topics.topic import VITALS, Topic
+from topics.topic import HISTORY, VITALS, Topic
 from topics.wire import Id, Message
 
 
@@ -62,6 +62,14 @@ class ScalingStatus(msgspec.Struct):
     held: str  # why the rule does not change it now; empty: it may, or there is none for this pool
 
 
+class RunEvent(msgspec.Struct):
+    """Something worth a line."""
+
+    kind: Literal["step", "news", "warning"]
+    at_s: float  # seconds since the epoch
+    text: str
+
+
 class RunStatus(Message, omit_defaults=False):
     """The state of a run as the supervisor sees it, once a second. Its lists are bounded."""
 
@@ -103,6 +111,32 @@ class RunStatus(Message, omit_defaults=False):
     last_failure: str
     messages_unreadable: int
     last_unreadable: str
+    # The newest 64 since the run was opened; of steps the newest one.
+    events: list[RunEvent] = msgspec.field(default_factory=list)
+
+
+class RunMoment(Message):
+    """The state of a run at one time: counts and rates, but no actor by name, so its size does not grow with them."""
+
+    every: Literal["1s", "10s", "60s"]  # time between two moments; they are kept for 10 minutes, 6 hours, and always
+    at_s: float  # seconds since the epoch
+    state: str  # as in `run.state`
+    step: int | None
+    version: int | None
+    reward: float | None  # mean of the newest RL step
+    mean_lag_versions: float | None
+    per_s: dict[str, float]  # steps, trajectories, tokens
+    waiting: dict[str, int]  # messages in each work queue
+    under_way: dict[str, int]  # messages of each work queue that workers have
+    stream_shares: dict[str, float]  # fill level of each payload stream, 0 to 1
+    open_groups: float | None
+    ready_groups: float | None
+    wanted: dict[str, int]  # processes of each pool
+    live: dict[str, int]  # processes of each pool that live
+    cores: dict[str, float]  # that the living processes of each pool use
+    engines: dict[str, int]  # servers by state: ready, updating
+    stalls: list[str]  # cause and object of each
 
 
 RUN_STATE = Topic(RunStatus, VITALS, ("supervisor",), ("monitor",), json=True, name="run.state")
+RUN_HISTORY = Topic(RunMoment, HISTORY, ("supervisor",), ("monitor",), key="every", json=True, name="run.history")

@@ -122,6 +122,7 @@ ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and 
 VITALS = Stream(
     "VITALS", Retention.LAST, "", "newest vital signs of each actor, and requests of each engine for weights in memory"
 )
+HISTORY = Stream("HISTORY", Retention.LEDGER, "", "the state of the run over time, thinned with age")
 BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
 WEIGHTS = Stream("WEIGHTS", Retention.PAYLOAD, "", "chunks of weights, where hosts share no folder")
 LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -14,13 +16,16 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import send
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.health_checks import AWAY
+from asyncrl.state.records import Event
 from asyncrl.state.run_state import RunState
-from asyncrl.state.status import run_status
+from asyncrl.state.startup import StartupLines
+from asyncrl.state.status import EVENTS, run_moment, run_status
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of
 from topics.stalls import StallEnded
 from topics.wire import Message
 
 _PUBLISH_S = 1.0
+_KEPT_S: dict[Literal["1s", "10s", "60s"], int] = {"1s": 600, "10s": 6 * 3600, "60s": 0}  # moments; 0: always
 _LISTED = 256  # actors, and engines
 _RETRY_S = 5.0
 _QUIET_S = 4.0  # a run that trains is well, and pays nothing
@@ -48,9 +53,24 @@ async def publish_state(context: Context, watch: Watch, now: Callable[[], float]
     Args:
         now: the server's clock, seconds since the epoch.
     """
+    events, startup = deque[Event](maxlen=EVENTS), StartupLines()
+    due_s = dict.fromkeys(_KEPT_S, 0.0)  # of the next moment of each kind
     while not context.stop.is_set():
         context.vitals[AWAY] = context.placement.away_s
-        await send(context.bus, run_status(watch.state, int(now() * 1e9), most=_LISTED))
+        now_s = now()
+        startup.report(watch.state, int(now_s * 1e9))
+        new = watch.state.take_events()
+        steps = [event for event in (*events, *new) if event.kind == "step"]
+        news = [event for event in (*events, *new) if event.kind != "step"]
+        events.clear()
+        events.extend([*news, *steps[-1:]])
+        whole = run_status(watch.state, int(now_s * 1e9), events=events)
+        listed = {"actors": whole.actors[:_LISTED], "engines": whole.engines[:_LISTED]}
+        await send(context.bus, msgspec.structs.replace(whole, **listed))
+        for every, kept_s in _KEPT_S.items():
+            if now_s >= due_s[every]:
+                due_s[every] = now_s + int(every.removesuffix("s")) - _PUBLISH_S / 2
+                await send(context.bus, run_moment(whole, every), kept_s)
         await asyncio.sleep(_PUBLISH_S)
     await watch.close()
 

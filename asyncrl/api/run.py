@@ -12,14 +12,14 @@ from typing import Any, Literal
 from asyncrl.api import requests
 from asyncrl.api.blocking import result_of
 from asyncrl.api.rows import Rows, metric_rows
-from asyncrl.api.status import read_status
+from asyncrl.api.status import read_history, read_status
 from asyncrl.api.topic_reader import TopicMessages
 from asyncrl.bus.address import BusAddress
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, RunNotFound, find_run
 from asyncrl.state.cost import Cost, read_cost
 from asyncrl.state.samples import Sample, WantedSamples, read_samples
-from topics.runs import RunStatus
+from topics.runs import RunMoment, RunStatus
 from topics.wire import Message
 
 
@@ -111,6 +111,10 @@ class Run:
     def status(self) -> RunStatus:
         """Return the state of the run: step, reward, lag, rates, actors, engines, streams and stalls."""
         return result_of(read_status(self._found))
+
+    def history(self) -> Rows[RunMoment]:
+        """Return the state over time: of each second of the last ten minutes, and thinned with age before."""
+        return Rows(result_of(read_history(self._found)))
 
     def metrics(self, event: Literal["step", "eval", "weights"] = "step") -> Rows[dict[str, Any]]:
         """Return the rows of `metrics.jsonl` so far: of each step, of each evaluation, or of each published version."""

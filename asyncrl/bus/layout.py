@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from topics.topic import DEAD, Retention, Stream
+from topics.topic import DEAD, HISTORY, Retention, Stream
 
 if TYPE_CHECKING:
     from asyncrl.config.process_settings import NatsSettings
@@ -47,8 +47,8 @@ class StreamLayout(NamedTuple):
             "subject_transform": {"src": published, "dest": stored},
             "retention": "limits",
             "storage": "memory" if last else "file",
-            # A flood of bad messages does not stop their reporting.
-            "discard": "old" if last or stream is DEAD else "new",
+            # A flood of bad messages does not stop their reporting; a long history loses its beginning.
+            "discard": "old" if last or stream in (DEAD, HISTORY) else "new",
             "max_bytes": size,
             "max_msgs_per_subject": 1 if last else -1,
             "allow_direct": True,

@@ -103,12 +103,17 @@ async def publish_prepared(bus: Bus, prepared: Prepared) -> int:
     return await _store(bus, bus.tables.by_name[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
 
 
-async def send(bus: Bus, message: Message) -> None:
-    """Publish a message that another one follows soon: without an acknowledgement, and not while the server is away."""
+async def send(bus: Bus, message: Message, lasts_s: int = 0) -> None:
+    """Publish a message that another one follows soon: without an acknowledgement, and not while the server is away.
+
+    Args:
+        lasts_s: seconds for which the server keeps it; 0: for as long as its stream keeps messages.
+    """
     topic = bus.tables.topic_for(message)
     if bus.client.is_connected:
         body = await _sealed(bus, topic, message)
         headers = headers_of(message) | ({BY: bus.name} if bus.name else {})
+        headers |= {TIME_TO_LIVE: f"{lasts_s}s"} if lasts_s else {}
         await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers or None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from asyncrl.bus.connection import Bus
@@ -15,8 +14,8 @@ from asyncrl.config.load import load_config
 from asyncrl.errors import WrongUsage
 from asyncrl.run.launch import Launch
 from asyncrl.run.preflight import check_surroundings
+from asyncrl.state.live_screen import RunView
 from asyncrl.state.rollout_rows import write_rollouts
-from asyncrl.state.run_state import RunState
 
 _ROLES = ["prompter", "rollout", "reward", "groupreward", "buffer", "engine"]
 _BATCH_GROUPS = 64  # at most: as many prompts are written at once
@@ -46,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     launch.prepare()
     print(f"run {launch.config.run} in {launch.files.root}", flush=True)
 
-    async def collect(bus: Bus, state: RunState) -> None:
+    async def collect(bus: Bus, view: RunView) -> None:
         def report(done: int) -> None:
-            state.report("news", time.time_ns(), f"{done:,} of {prompts:,} prompts")
+            view.report("news", f"{done:,} of {prompts:,} prompts")
 
         await write_rollouts(bus, output, launch.config.learner.steps, report)
 

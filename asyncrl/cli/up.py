@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import Terminal, add_json
 from asyncrl.cli.target import add_config, add_settings, given_config
@@ -31,13 +32,16 @@ from asyncrl.run.inputs import Accepted
 from asyncrl.run.launch import Launch
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
-from asyncrl.state.run_state import RunState
-from asyncrl.state.screen import shown
+from asyncrl.state.live_screen import RunView, shown
+from asyncrl.state.published import follow_status
+from asyncrl.state.status import run_status
 from asyncrl.state.summary import summary_panel, summary_text
-from asyncrl.state.watch import Watch
+from asyncrl.state.watch import read_state
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[[Bus, RunState], Coroutine[Any, Any, None]]
+_END_S = 10.0  # to read the logs of a run that ended
+
+Work: TypeAlias = Callable[[Bus, RunView], Coroutine[Any, Any, None]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,9 +124,9 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         on_started: is called once the run has started.
         work: the run is stopped when this has ended.
     """
-    state = RunState(launch.config.run, launch.config.learner.steps)
-    launch.report = lambda text: state.report("warning", time.time_ns(), text)
-    stop = _on_interrupt(launch, state)
+    view = RunView()
+    launch.report = lambda text: view.report("warning", text)
+    stop = _on_interrupt(launch, view)
     bus: Bus | None = None
     try:
         bus = await _unless(stop.wait(), launch.start())
@@ -131,7 +135,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
                 print(f"current inputs count from step {launch.trained + 1}", flush=True)
             print(*served_lines(launch.config.gateway, launch.files), sep="", end="", flush=True)
             on_started()
-        reason = "" if bus is None else await _watch(launch, bus, state, stop, work)
+        reason = "" if bus is None else await _watch(launch, bus, view, stop, work)
     except AsyncRLError as error:
         reason = str(error)
     finally:
@@ -153,25 +157,38 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     return 1 if reason else 0
 
 
-async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event, work: Work | None) -> str:
+async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event, work: Work | None) -> str:
     """Show the run until it has ended; returns why it failed, or nothing."""
-    watch = Watch(bus, state)
-    await watch.start()
-    async with shown(state, Terminal()):
+    published = await follow_status(bus, view.take)
+    async with shown(view, Terminal()):
         ended = launch.ended()
-        code = await _unless(stop.wait(), ended if work is None else _unless(work(bus, state), ended))
+        code = await _unless(stop.wait(), ended if work is None else _unless(work(bus, view), ended))
         if code is None:
-            state.phase = "stopping"
+            if view.status is not None:
+                view.status.state = "stopping"
             code = await launch.dismiss()
-        await watch.wait_for_end()
-    await watch.close()
+        await published.close()
+        failure = await _show_end(bus, view)
     await bus.close()
     if launch.killed:
         return f"killed by a second interrupt; to continue: asyncrl up --resume {launch.files.root}"
-    return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
+    return launch.failure or failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 
-def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
+async def _show_end(bus: Bus, view: RunView) -> str:
+    """Show what the supervisor did not publish before it ended, from the logs; returns why the run failed, or nothing.
+
+    A server that cannot be asked any more leaves the published state.
+    """
+    with contextlib.suppress(BusError, TimeoutError):
+        async with asyncio.timeout(_END_S):
+            state = await read_state(bus)
+            view.take_end(run_status(state, time.time_ns(), state.take_events()))
+            return state.failure
+    return ""
+
+
+def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
     """An event that the first Ctrl-C (or SIGTERM) sets; the second kills."""
     stop = asyncio.Event()
 
@@ -180,11 +197,11 @@ def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
             launch.kill()
             return
         stop.set()
-        if state.phase == "starting":
+        if view.status is None:
             print("stopping", file=sys.stderr, flush=True)  # nothing is shown yet
         else:
             words = "stopping: all actors finish or hand back their work; Ctrl-C again kills"
-            state.report("news", time.time_ns(), words)
+            view.report("news", words)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)

@@ -25,6 +25,7 @@ from topics.topic import (
     ENGINES,
     FLEET,
     GRADES,
+    HISTORY,
     LEDGER_BLOBS,
     PROMPTS,
     SECRETS,
@@ -87,6 +88,7 @@ _SPARE = 16 * MB  # for the unforeseen: groups that are dropped, actors that die
 _BY_TIME = 128 * MB  # of logs that grow with trims, stalls and starts, independent of training
 _LETTERS = 64 * MB  # dead letters; when they are more, the oldest make room
 _SIGNS = 64 * MB  # the newest vital signs of every actor
+_MOMENTS = 16 * MB  # the course of a run: ten minutes by the second, six hours by ten, about a week by the minute
 _KEYS = 64 * MB  # data keys, of about 300 bytes each
 _UNKNOWN = 512 * MB  # a stream that nothing here computes
 _SNAPSHOTS = 4  # of each keeper in the blob stream: two that stay, one that is written, one not purged yet
@@ -208,6 +210,7 @@ def needs(
         StreamNeed(LIVE_TURNS, turned, turned, 0),
     ]
     found.append(StreamNeed(SECRETS, keys, keys, 0))
+    found.append(StreamNeed(HISTORY, MB, _MOMENTS, 0))
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, StreamNeed(stream, MB, _UNKNOWN, 0)) for stream in streams}
 
@@ -232,7 +235,7 @@ def needs_of_the_rest(whole: dict[str, StreamNeed], progress: Progress) -> dict[
 
 def _rest(need: StreamNeed, progress: Progress) -> StreamNeed:
     stored = progress.stored.get(need.stream.name, 0)
-    if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, LIVE_TURNS, SECRETS):
+    if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, HISTORY, LIVE_TURNS, SECRETS):
         return need
     step = max(need.step, math.ceil(stored / progress.trained) if progress.trained else 0)
     least = stored + _BASE + progress.left * step

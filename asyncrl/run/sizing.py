@@ -45,7 +45,7 @@ from asyncrl.errors import LaunchError
 from asyncrl.files import disk_usage
 from asyncrl.run.user_actors import load_actors
 from topics.batches import BATCH_TRAINED
-from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
+from topics.topic import DEAD, HISTORY, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
 _ON_DISK = 1.2  # bytes on the disk for one that the server counts
 _SAMPLED_ROWS = 500
@@ -185,8 +185,8 @@ class Plan:
 
     def _full(self, need: StreamNeed, size: int) -> str:
         config = self.config
-        if need.stream is DEAD:
-            return "never: the oldest letters make room"
+        if need.stream in (DEAD, HISTORY):
+            return "never: the oldest messages make room"
         if need.stream is TURNS:
             return "then turns are answered and not recorded" if config.gateway.count else "never: no gateway"
         if need.longest:

@@ -133,6 +133,8 @@ class RunState(Roster):
     def report(self, kind: EventKind, time_ns: int, text: str) -> None:
         """Note something worth a line; what happened before the run was resumed is not."""
         if time_ns >= self.opened_ns:
+            if len(self._events) == _EVENTS and kind == self._events[-1].kind == "step":
+                self._events.pop()  # steps of a long run leave the news
             self._events.append(Event(kind, time_ns, text))
 
     # -- what follows from it
@@ -249,7 +251,7 @@ class RunState(Roster):
         if message.lineage > self.lineage:
             text = f"lineage {message.lineage} begins: the learner continued with other weights than it published"
             self.report("warning", record.time_ns, text)
-        if self.version is None:
+        if self.version is None and message.version == self.config.start.step:
             warmed = f" after {counted(self.warmup_steps, 'step')} of warm-up" if self.warmup_steps else ""
             self.report("news", record.time_ns, f"version {message.version} published{warmed}")
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
@@ -274,6 +276,8 @@ class RunState(Roster):
             self.phase = "stopping"
         elif self.finished and self.phase == "stopped" and not self.stop_requested:
             self.phase = "finished"  # logs are read concurrently: the end of the run may be known already
+            found = [one._replace(text="finished") if one.text == "stopped" else one for one in self._events]
+            self._events = deque(found, maxlen=_EVENTS)
         where = f"; model in {message.exported}" if message.exported else ""
         self.report("news", record.time_ns, f"training finished at step {message.step}{where}")
 

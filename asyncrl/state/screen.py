@@ -1,14 +1,10 @@
-"""A run on a terminal: its picture, a live panel of it, and lines elsewhere."""
+"""The picture of a run on a terminal."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -17,12 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.stream_capacity import CHECKPOINT_SHARE
-from asyncrl.state.records import Event, counted, duration
-from asyncrl.state.run_state import RunState
-from asyncrl.state.startup import StartupLines
-from asyncrl.state.status import curve, run_status
+from asyncrl.state.records import counted, duration
+from asyncrl.state.status import curve
 from asyncrl.state.summary import own_metrics
-from asyncrl.telemetry.printable import printable
 from topics.roles import ROLE_NAMES, pool_of, role_of
 from topics.runs import ActorStatus, RunStatus, ScalingStatus
 
@@ -314,86 +307,3 @@ def _add_pool(table: Table, pool: str, wanted: int, actors: Sequence[ActorStatus
     notes += [f"[dim]{escape(actor.last_error)}[/]" for actor in actors if actor.last_error][:1]
     count = str(len(live)) if len(live) == wanted else f"[yellow]{len(live)} of {wanted}[/]"
     table.add_row(pool, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))
-
-
-REFRESH_S = 0.5
-_STEP_LINE_S = 1.0  # between two lines about steps
-_STYLES = {"step": "", "news": "bold", "warning": "yellow"}
-
-
-class Lines:
-    """One line per event; steps at most once a second."""
-
-    def __init__(self) -> None:
-        self._waiting: Event | None = None  # the newest step, not yet shown
-        self._step_at = float("-inf")
-
-    def refresh(self, state: RunState) -> None:
-        """Print new events."""
-        for event in state.take_events():
-            if event.kind == "step":
-                self._waiting = event
-                continue
-            self._flush(state)
-            self._print(event, state)
-        if time.monotonic() - self._step_at >= _STEP_LINE_S:
-            self._flush(state)
-
-    def close(self, state: RunState) -> None:
-        """Print the last step too."""
-        self.refresh(state)
-        self._flush(state)
-
-    def _flush(self, state: RunState) -> None:
-        if self._waiting is not None:
-            self._print(self._waiting, state)
-            self._waiting, self._step_at = None, time.monotonic()
-
-    def _print(self, event: Event, state: RunState) -> None:
-        print(event_line(event, state), flush=True)
-
-
-class Screen:
-    """A panel that is redrawn; events scroll by above it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._live.start()
-
-    def refresh(self, state: RunState) -> None:
-        """Draw the panel."""
-        for event in state.take_events():
-            if event.kind != "step":
-                self._console.print(Text(event_line(event, state), _STYLES[event.kind]), soft_wrap=True)
-        # Room for the ^C that a terminal writes after the panel: a wrapped one would shift everything.
-        self._live.update(render(run_status(state, time.time_ns()), self._console.width - 3), refresh=True)
-
-    def close(self, state: RunState) -> None:
-        """Take the panel away; what happened stays."""
-        self.refresh(state)
-        self._live.stop()
-
-
-def event_line(event: Event, state: RunState) -> str:
-    """`  0:12  version 0 published`."""
-    return f"{duration((event.time_ns - state.first_ns) / 1e9):>6}  {printable(event.text)}"
-
-
-@contextlib.asynccontextmanager
-async def shown(state: RunState, console: Console) -> AsyncIterator[None]:
-    """Show a run for as long as the block runs."""
-    show, startup = Screen(console) if console.is_terminal else Lines(), StartupLines()
-
-    async def refresh() -> None:
-        while True:
-            startup.report(state, time.time_ns())
-            show.refresh(state)
-            await asyncio.sleep(REFRESH_S)  # a picture is drawn by the clock, not once per message
-
-    task = asyncio.create_task(refresh())
-    try:
-        yield
-    finally:
-        task.cancel()
-        show.close(state)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from asyncrl.state.autoscale import held
 from asyncrl.state.loads import pool_loads
-from asyncrl.state.records import Actor, Scaling
+from asyncrl.state.records import Actor, Event, Scaling
 from asyncrl.state.run_state import RunState
-from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, ScalingStatus, StreamStatus
+from topics.roles import pool_of
+from topics.runs import (
+    ActorStatus,
+    EngineStatus,
+    EvalStatus,
+    RunEvent,
+    RunMoment,
+    RunStatus,
+    ScalingStatus,
+    StreamStatus,
+)
 
+EVENTS = 64
 _POINTS = 200  # of the curve of rewards
 _EVALS = 32
 
 
-def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunStatus:
-    """Return the state at a time of the server's clock, with at most this many actors and engines."""
+def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> RunStatus:
+    """Return the state at a time of the server's clock, with events."""
     newest, mean_lag = state.newest, state.mean_lag
     engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
     return RunStatus(
@@ -50,19 +63,51 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         open_groups=state.gauge("prompter", "open_groups"),
         ready_groups=state.gauge("buffer", "ready_groups"),
         groups_dropped=state.drops,
-        engines=[
-            EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:most]
-        ],
+        engines=[EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines],
         wanted=state.pools,
         scalings=_scalings(state, now_ns),
         autoscale_fault=state.autoscale_fault if state.config.autoscale.function else "",
-        actors=[_actor(actor, now_ns) for actor in state.fleet[:most]],
+        actors=[_actor(actor, now_ns) for actor in state.fleet],
         stalls=list(state.stalls.values()),
         judge_agreement=None if (share := state.gauge("sessions", "live_disagreement")) is None else 1 - share,
         trajectories_failed=state.failed.count,
         last_failure=state.failed.last,
         messages_unreadable=state.dead.count,
         last_unreadable=state.dead.last,
+        events=[RunEvent(event.kind, event.time_ns / 1e9, event.text) for event in events],
+    )
+
+
+def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMoment:
+    """Return a state without names of actors.
+
+    Args:
+        every: time between two such moments.
+    """
+    live = [actor for actor in status.actors if actor.live]
+    cores: dict[str, float] = {}
+    for actor in live:
+        pool = pool_of(actor.actor_id)
+        cores[pool] = round(cores.get(pool, 0.0) + actor.vitals.get("cpu_share", 0.0), 3)
+    return RunMoment(
+        every=every,
+        at_s=status.at_s,
+        state=status.state,
+        step=status.step,
+        version=status.version,
+        reward=status.reward,
+        mean_lag_versions=status.mean_lag_versions,
+        per_s=status.per_s,
+        waiting={name: queue["waiting"] for name, queue in status.queues.items()},
+        under_way={name: queue["under_way"] for name, queue in status.queues.items()},
+        stream_shares={name: stream.share for name, stream in status.streams.items()},
+        open_groups=status.open_groups,
+        ready_groups=status.ready_groups,
+        wanted=status.wanted,
+        live=dict(Counter(pool_of(actor.actor_id) for actor in live)),
+        cores=cores,
+        engines=dict(Counter(engine.state for engine in status.engines)),
+        stalls=[f"{stall.cause}: {stall.object}" for stall in status.stalls],
     )
 
 

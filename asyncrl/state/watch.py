@@ -22,7 +22,6 @@ from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.bus.publish import read
 from asyncrl.config.tasks import largest_group
 from asyncrl.process import state_of
-from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.records import Disk, StreamFill
 from asyncrl.state.run_state import RunState
 from topics.actors import (
@@ -155,14 +154,6 @@ class Watch:
             self._asking.cancel()
         for listener in self._listeners.values():
             await listener.close()
-
-    async def wait_for_end(self) -> None:
-        """Fold in messages from before the supervisor left, if they arrive within two seconds."""
-        with contextlib.suppress(BusError, TimeoutError):
-            async with asyncio.timeout(2):
-                last = await read_last(self._bus, ACTOR_STOPPED, SUPERVISOR)
-                if last is not None:
-                    await self.until(lambda: self._listeners[ACTOR_STARTED].last >= last.sequence)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds that depends on the state alone."""

@@ -63,6 +63,10 @@ async def test_the_blocks_of_the_page_run_one_after_the_other(folder: Path, caps
     assert trained == list(range(1, 51))  # all of a finished run
     assert run.status().state == "finished"
     assert run.status().wanted["rollout"] == 2
+    moments = run.history()
+    steps = [moment.step or 0 for moment in moments]
+    assert steps == sorted(steps)
+    assert moments[-1].live["rollout"] == 2 and moments[-1].state in ("running", "stopping")
     run.stop()  # of a run that is over: nothing to do
     assert capsys.readouterr().out.startswith("run first in ")
 

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
+from asyncrl.state.live_screen import Lines, RunView
 from asyncrl.state.records import duration
 from asyncrl.state.run_state import RunState
-from asyncrl.state.screen import Lines, bar, render, sparkline
+from asyncrl.state.screen import bar, render, sparkline
 from asyncrl.state.status import run_status
 from harness.folds import failure
 from topics import actors, batches, engines, evals, trajectories, weights
@@ -172,14 +173,18 @@ def test_a_run_that_is_over_lacks_no_actors():
     assert "rollout" not in story.panel(14)
 
 
-def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
-    story, lines = whole_run(), Lines()
+def test_lines_show_each_event_once_and_of_steps_the_newest(capsys):
+    story, lines, view = whole_run(), Lines(), RunView()
 
-    lines.refresh(story.state)  # of two steps read at once, the newer is shown
-    story.trained(9, 3)
-    lines.refresh(story.state)
+    def publish(at_s: float) -> None:
+        view.take(run_status(story.state, int((START_S + at_s) * 1e9), story.state.take_events()))
+        lines.refresh(view)
+
+    publish(8.5)  # of two steps read at once, the newer is shown
+    publish(9)
     shown = capsys.readouterr().out.splitlines()
-    lines.close(story.state)
+    story.trained(9, 3)
+    publish(10)
 
     assert shown == [
         "  0:00  started",

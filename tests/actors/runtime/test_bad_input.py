@@ -37,6 +37,7 @@ from topics.topic import (
     BLOBS,
     DEAD,
     FLEET,
+    HISTORY,
     LEDGER_BLOBS,
     SECRETS,
     SESSIONS,
@@ -209,7 +210,7 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
 # Read by reference, by people, by the supervisor, who is not here, and by what a gateway needs.
-UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, WEIGHTS, VITALS, DEAD, ACTORS, FLEET, TURNS, SESSIONS, SECRETS}
+UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, WEIGHTS, VITALS, DEAD, ACTORS, FLEET, HISTORY, TURNS, SESSIONS, SECRETS}
 UNREAD = {
     "trajectory.progressed",
     "progress.stored",

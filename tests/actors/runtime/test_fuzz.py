@@ -43,6 +43,7 @@ from topics.topic import (
     BATCHES,
     BLOBS,
     DEAD,
+    HISTORY,
     LEDGER_BLOBS,
     SECRETS,
     SESSIONS,
@@ -79,7 +80,7 @@ LIVE = (TURNS, SESSIONS, SECRETS)  # logs of a gateway
 FOLLOWED = {
     topic.name
     for topic in TOPICS
-    if topic.stream not in (BLOBS, LEDGER_BLOBS, WEIGHTS, DEAD, VITALS, *LIVE)
+    if topic.stream not in (BLOBS, LEDGER_BLOBS, WEIGHTS, DEAD, HISTORY, VITALS, *LIVE)
     and topic.name not in UNREAD
     and topic.message is not KeeperSnapshot
 }

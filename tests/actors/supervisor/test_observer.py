@@ -3,14 +3,21 @@
 import asyncio
 import json
 
+import msgspec
+
 from actors.supervisor.observer import follow_run, publish_state
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import WRITER, publish
+from asyncrl.bus.merged_reader import read_each
+from asyncrl.bus.publish import TIME_TO_LIVE, WRITER, publish
 from asyncrl.state.live_tap import LiveTap, Pattern
+from asyncrl.state.published import read_moments
+from asyncrl.state.records import Actor
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import run_moment, run_status
 from harness.stage import until
-from topics.actors import ActorStarted
+from topics.actors import ActorStarted, Vitals
 from topics.batches import BatchTrained
-from topics.runs import RUN_STATE
+from topics.runs import RUN_HISTORY, RUN_STATE
 
 
 async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kept(bus, stage):
@@ -43,3 +50,42 @@ async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kep
     context.stop.set()
     await task
     await tap.close()
+
+
+async def test_the_history_is_thinned_with_age(bus, stage):
+    context, times = stage().context("supervisor", bus), iter(range(1000, 2000, 10))
+    task = asyncio.create_task(publish_state(context, await follow_run(context), lambda: float(next(times))))
+
+    async def found() -> dict[str, list[float]]:
+        moments: dict[str, list[float]] = {}
+        await read_each(bus, RUN_HISTORY, lambda one, _: moments.setdefault(one.every, []).append(one.at_s))
+        return moments
+
+    async def has_three() -> bool:
+        return len((await found()).get("1s", [])) >= 3
+
+    await until(has_three, "three moments")
+    context.stop.set()
+    await task
+
+    moments = await found()
+    assert moments["1s"][:3] == moments["10s"][:3] == [1000.0, 1010.0, 1020.0]
+    assert moments["60s"] == [1000.0]
+    records = [await read_last(bus, RUN_HISTORY, every) for every in ("1s", "10s", "60s")]
+    assert [record.headers.get(TIME_TO_LIVE) for record in records] == ["600s", "21600s", None]
+    assert [moment.at_s for moment in await read_moments(bus)][:3] == [1000.0, 1010.0, 1020.0]  # each time once
+
+
+def test_a_moment_of_a_thousand_actors_is_as_large_as_one_of_ten():
+    def size(actors: int) -> int:
+        state = RunState("demo")
+        for number in range(1, actors + 1):
+            name = f"rollout-{number}"
+            state.actors[name] = Actor(
+                name, "rollout", starts=[1], vitals=Vitals("rollout", name, 1, 1.0, {"cpu_share": 0.5})
+            )
+        moment = run_moment(run_status(state, 2), "1s")
+        assert moment.live == {"rollout": actors} and moment.cores == {"rollout": actors / 2}
+        return len(json.dumps(msgspec.to_builtins(moment)))
+
+    assert size(1000) <= size(10) + 10
