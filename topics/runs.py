@@ -50,6 +50,16 @@ class ActorStatus(msgspec.Struct):
     vitals: dict[str, float]
 
 
+class PoolStatus(msgspec.Struct):
+    """The living processes of a pool, and what keeps it from its number."""
+
+    live: int
+    cores: float  # that the living processes use
+    silent: int  # living, but without vital signs for 10 s
+    restarts: int
+    last_error: str  # why a process is not there
+
+
 class ScalingStatus(msgspec.Struct):
     """The newest change of a pool's number of processes, and the reason of the current number."""
 
@@ -100,11 +110,11 @@ class RunStatus(Message, omit_defaults=False):
     open_groups: float | None
     ready_groups: float | None
     groups_dropped: dict[str, int]  # since the newest batch, by reason
-    engines: list[EngineStatus]  # at most 256
+    engines: list[EngineStatus]  # `run.state` lists at most 256
     wanted: dict[str, int]  # processes of each pool: a role, or a group of engines
     scalings: list[ScalingStatus]  # of pools that were scaled, or that the rule scales
     autoscale_fault: str  # why the user's function does not answer
-    actors: list[ActorStatus]  # at most 256
+    actors: list[ActorStatus]  # `run.state` lists at most 256, some of each pool
     stalls: list[StallFound]
     judge_agreement: float | None  # share of the newest grades of judges with whose sign users agree
     trajectories_failed: int
@@ -113,6 +123,7 @@ class RunStatus(Message, omit_defaults=False):
     last_unreadable: str
     # The newest 64 since the run was opened; of steps the newest one.
     events: list[RunEvent] = msgspec.field(default_factory=list)
+    pools: dict[str, PoolStatus] = msgspec.field(default_factory=dict)  # of all actors
 
 
 class RunMoment(Message):

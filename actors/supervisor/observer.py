@@ -19,7 +19,7 @@ from asyncrl.state.health_checks import AWAY
 from asyncrl.state.records import Event
 from asyncrl.state.run_state import RunState
 from asyncrl.state.startup import StartupLines
-from asyncrl.state.status import EVENTS, run_moment, run_status
+from asyncrl.state.status import EVENTS, run_moment, run_status, shortened
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of
 from topics.stalls import StallEnded
 from topics.wire import Message
@@ -65,8 +65,7 @@ async def publish_state(context: Context, watch: Watch, now: Callable[[], float]
         events.clear()
         events.extend([*news, *steps[-1:]])
         whole = run_status(watch.state, int(now_s * 1e9), events=events)
-        listed = {"actors": whole.actors[:_LISTED], "engines": whole.engines[:_LISTED]}
-        await send(context.bus, msgspec.structs.replace(whole, **listed))
+        await send(context.bus, shortened(whole, _LISTED))
         for every, kept_s in _KEPT_S.items():
             if now_s >= due_s[every]:
                 due_s[every] = now_s + int(every.removesuffix("s")) - _PUBLISH_S / 2

@@ -16,14 +16,13 @@ from asyncrl.config.stream_capacity import CHECKPOINT_SHARE
 from asyncrl.state.records import counted, duration
 from asyncrl.state.status import curve
 from asyncrl.state.summary import own_metrics
-from topics.roles import ROLE_NAMES, pool_of, role_of
-from topics.runs import ActorStatus, RunStatus, ScalingStatus
+from topics.roles import ROLE_NAMES, role_of
+from topics.runs import PoolStatus, RunStatus, ScalingStatus
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR = 14  # cells of a bar
 _SPARK = 24  # cells of a curve: with its label and its figures a line fits into 80
-_SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
 _GAP = "   "  # between two pieces of a line
 _ENGINES = 6  # that are shown one by one
 _STATES = {
@@ -269,20 +268,20 @@ def _fleet(status: RunStatus) -> Table:
     table.add_column("live", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for pool, wanted, actors in _pools(status):
-        _add_pool(table, pool, wanted, actors)
+    for name, wanted, pool in _pools(status):
+        _add_pool(table, name, wanted, pool)
     for share in [actor.vitals["nats_cpu_share"] for actor in status.actors if "nats_cpu_share" in actor.vitals][:1]:
         table.add_row("nats", "", f"{share:.2f}", Text(bar(share, _BAR), style="cyan"))
     return table
 
 
-def _pools(status: RunStatus) -> list[tuple[str, int, list[ActorStatus]]]:
-    """Return each pool that has processes, how many are wanted, and its actors, in the order of a trajectory's way."""
-    way = ROLE_NAMES
-    pools = {*status.wanted, *(pool_of(actor.actor_id) for actor in status.actors)}
+def _pools(status: RunStatus) -> list[tuple[str, int, PoolStatus]]:
+    """Return each pool that has processes, how many are wanted, and its state, in the order of a trajectory's way."""
+    way, nothing = ROLE_NAMES, PoolStatus(0, 0.0, 0, 0, "")
+    pools = {*status.wanted, *status.pools}
     ordered = sorted(pools, key=lambda pool: (way.index(role_of(pool)) if role_of(pool) in way else len(way), pool))
     return [
-        (pool, status.wanted.get(pool, 1), [actor for actor in status.actors if pool_of(actor.actor_id) == pool])
+        (pool, status.wanted.get(pool, 1), status.pools.get(pool, nothing))
         for pool in ordered
         if status.wanted.get(pool, 1)
     ]
@@ -290,20 +289,16 @@ def _pools(status: RunStatus) -> list[tuple[str, int, list[ActorStatus]]]:
 
 def _fleet_in_short(status: RunStatus) -> list[str]:
     """Return the number of living actors and their usage, with the pools that lack some."""
-    pools = [(pool, wanted, sum(actor.live for actor in actors)) for pool, wanted, actors in _pools(status)]
-    cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in status.actors if actor.live)
+    pools = [(name, wanted, pool.live) for name, wanted, pool in _pools(status)]
+    cores = sum(pool.cores for pool in status.pools.values())
     lacking = [f"[yellow]{pool} {live} of {wanted}[/]" for pool, wanted, live in pools if live < wanted]
     return [f"[bold]{sum(live for _, _, live in pools)}[/] live", f"[bold]{cores:.2f}[/] cores", *lacking]
 
 
-def _add_pool(table: Table, pool: str, wanted: int, actors: Sequence[ActorStatus]) -> None:
-    live = [actor for actor in actors if actor.live]
-    cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)
-    silent = sum(actor.silent_s is not None and actor.silent_s > _SILENT_S for actor in live)
-    restarts = sum(actor.restarts for actor in actors)
-    notes = [f"[cyan]{bar(cores / max(1, len(live)), _BAR):{_BAR}}[/]"]
-    notes += [f"[yellow]{silent} silent[/]"] if silent else []
-    notes += [f"[yellow]{counted(restarts, 'restart')}[/]"] if restarts else []
-    notes += [f"[dim]{escape(actor.last_error)}[/]" for actor in actors if actor.last_error][:1]
-    count = str(len(live)) if len(live) == wanted else f"[yellow]{len(live)} of {wanted}[/]"
-    table.add_row(pool, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))
+def _add_pool(table: Table, name: str, wanted: int, pool: PoolStatus) -> None:
+    notes = [f"[cyan]{bar(pool.cores / max(1, pool.live), _BAR):{_BAR}}[/]"]
+    notes += [f"[yellow]{pool.silent} silent[/]"] if pool.silent else []
+    notes += [f"[yellow]{counted(pool.restarts, 'restart')}[/]"] if pool.restarts else []
+    notes += [f"[dim]{escape(pool.last_error)}[/]"] if pool.last_error else []
+    count = str(pool.live) if pool.live == wanted else f"[yellow]{pool.live} of {wanted}[/]"
+    table.add_row(name, Text.from_markup(count), f"{pool.cores:.2f}", Text.from_markup(" ".join(notes)))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
+import msgspec
+
 from asyncrl.state.autoscale import held
 from asyncrl.state.loads import pool_loads
 from asyncrl.state.records import Actor, Event, Scaling
@@ -16,6 +18,7 @@ from topics.runs import (
     ActorStatus,
     EngineStatus,
     EvalStatus,
+    PoolStatus,
     RunEvent,
     RunMoment,
     RunStatus,
@@ -24,6 +27,7 @@ from topics.runs import (
 )
 
 EVENTS = 64
+_SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
 _POINTS = 200  # of the curve of rewards
 _EVALS = 32
 
@@ -32,6 +36,7 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
     """Return the state at a time of the server's clock, with events."""
     newest, mean_lag = state.newest, state.mean_lag
     engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
+    actors = [_actor(actor, now_ns) for actor in state.fleet]
     return RunStatus(
         run=state.run,
         at_s=now_ns / 1e9,
@@ -67,7 +72,7 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
         wanted=state.pools,
         scalings=_scalings(state, now_ns),
         autoscale_fault=state.autoscale_fault if state.config.autoscale.function else "",
-        actors=[_actor(actor, now_ns) for actor in state.fleet],
+        actors=actors,
         stalls=list(state.stalls.values()),
         judge_agreement=None if (share := state.gauge("sessions", "live_disagreement")) is None else 1 - share,
         trajectories_failed=state.failed.count,
@@ -75,7 +80,19 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
         messages_unreadable=state.dead.count,
         last_unreadable=state.dead.last,
         events=[RunEvent(event.kind, event.time_ns / 1e9, event.text) for event in events],
+        pools=_pools(actors),
     )
+
+
+def shortened(status: RunStatus, most: int) -> RunStatus:
+    """Return the state with at most this many actors and engines, from all pools equally."""
+    seen, rank = Counter[str](), dict[str, int]()
+    for actor in status.actors:
+        pool = pool_of(actor.actor_id)
+        rank[actor.actor_id], seen[pool] = seen[pool], seen[pool] + 1
+    listed = {actor.actor_id for actor in sorted(status.actors, key=lambda one: rank[one.actor_id])[:most]}
+    actors = [actor for actor in status.actors if actor.actor_id in listed]
+    return msgspec.structs.replace(status, actors=actors, engines=status.engines[:most])
 
 
 def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMoment:
@@ -84,11 +101,6 @@ def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMome
     Args:
         every: time between two such moments.
     """
-    live = [actor for actor in status.actors if actor.live]
-    cores: dict[str, float] = {}
-    for actor in live:
-        pool = pool_of(actor.actor_id)
-        cores[pool] = round(cores.get(pool, 0.0) + actor.vitals.get("cpu_share", 0.0), 3)
     return RunMoment(
         every=every,
         at_s=status.at_s,
@@ -104,8 +116,8 @@ def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMome
         open_groups=status.open_groups,
         ready_groups=status.ready_groups,
         wanted=status.wanted,
-        live=dict(Counter(pool_of(actor.actor_id) for actor in live)),
-        cores=cores,
+        live={name: pool.live for name, pool in status.pools.items()},
+        cores={name: pool.cores for name, pool in status.pools.items()},
         engines=dict(Counter(engine.state for engine in status.engines)),
         stalls=[f"{stall.cause}: {stall.object}" for stall in status.stalls],
     )
@@ -141,6 +153,19 @@ def _actor(actor: Actor, now_ns: int) -> ActorStatus:
         silent_s=round(max(0, now_ns - actor.seen_ns) / 1e9, 1) if actor.seen_ns else None,
         vitals=actor.vitals.values if actor.vitals is not None else {},
     )
+
+
+def _pools(actors: Sequence[ActorStatus]) -> dict[str, PoolStatus]:
+    found: dict[str, PoolStatus] = {}
+    for actor in actors:
+        pool = found.setdefault(pool_of(actor.actor_id), PoolStatus(0, 0.0, 0, 0, ""))
+        pool.restarts += actor.restarts
+        pool.last_error = pool.last_error or actor.last_error
+        if actor.live:
+            pool.live += 1
+            pool.cores = round(pool.cores + actor.vitals.get("cpu_share", 0.0), 3)
+            pool.silent += actor.silent_s is not None and actor.silent_s > _SILENT_S
+    return found
 
 
 def curve(values: Sequence[float], points: int) -> list[float]:

@@ -13,7 +13,7 @@ from asyncrl.state.live_tap import LiveTap, Pattern
 from asyncrl.state.published import read_moments
 from asyncrl.state.records import Actor
 from asyncrl.state.run_state import RunState
-from asyncrl.state.status import run_moment, run_status
+from asyncrl.state.status import run_moment, run_status, shortened
 from harness.stage import until
 from topics.actors import ActorStarted, Vitals
 from topics.batches import BatchTrained
@@ -89,3 +89,23 @@ def test_a_moment_of_a_thousand_actors_is_as_large_as_one_of_ten():
         return len(json.dumps(msgspec.to_builtins(moment)))
 
     assert size(1000) <= size(10) + 10
+
+
+def test_a_shortened_state_lists_actors_of_each_pool_and_counts_all():
+    state = RunState("demo")
+    for role, count in (("rollout", 1000), ("gateway", 2)):
+        for number in range(1, count + 1):
+            name = f"{role}-{number}"
+            state.actors[name] = Actor(name, role, starts=[1], vitals=Vitals(role, name, 1, 1.0, {"cpu_share": 0.5}))
+
+    status = shortened(run_status(state, 2), 10)
+
+    assert [actor.actor_id for actor in status.actors] == [
+        *(f"rollout-{number}" for number in range(1, 9)),
+        "gateway-1",
+        "gateway-2",
+    ]
+    assert {name: (pool.live, pool.cores) for name, pool in status.pools.items()} == {
+        "rollout": (1000, 500.0),
+        "gateway": (2, 1.0),
+    }
