@@ -17,7 +17,7 @@ from asyncrl.config.process_settings import NatsSettings
 from asyncrl.ports import free_port
 from harness.servers import serving
 from topics.actors import ACTOR_STARTED, ActorStarted
-from topics.topic import ACTORS, DEAD, PROMPTS, STREAMS, Retention
+from topics.topic import ACTORS, DEAD, HISTORY, PROMPTS, STREAMS, Retention
 
 RUN, SIZES = "a-run", equal_sizes(payload_mb=16, ledger_mb=16)
 CALLS = "$JS.API."
@@ -33,7 +33,7 @@ def test_the_default_layout_has_the_settings_that_every_run_so_far_has():
             "subject_transform": {"src": subject, "dest": "asyncrl.a-run.>"},
             "retention": "limits",
             "storage": "memory" if last else "file",
-            "discard": "old" if last or stream is DEAD else "new",
+            "discard": "old" if last or stream in (DEAD, HISTORY) else "new",
             "max_bytes": 7,
             "max_msgs_per_subject": 1 if last else -1,
             "allow_direct": True,
