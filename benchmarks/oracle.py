@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from asyncrl.config.load import load_config
 from asyncrl.config.settings import Config
 from asyncrl.process import python, with_parent
+from asyncrl.telemetry.metric_names import named
 from benchmarks.clone import ROOT, environment
 from benchmarks.oracle_results import SYNCHRONOUS, Curve, Results, draw, figures, markdown, reached
 from benchmarks.oracle_run import write_rollout
@@ -150,7 +151,7 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
     async with _process("-m", "benchmarks.oracle_run", str(measuring.base), str(folder), *own) as running:
         ending = asyncio.create_task(_done(running))
         try:
-            while not ending.done() and not reached([row["reward_mean"] for row in _steps(run)]):
+            while not ending.done() and not reached([row["reward/mean"] for row in _steps(run)]):
                 await asyncio.wait({ending}, timeout=_POLL_S)
             if not ending.done():
                 running.send_signal(signal.SIGINT)
@@ -159,9 +160,7 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
             ending.cancel()
     steps = _steps(run)
     shutil.rmtree(folder)
-    return curve._replace(
-        rewards=[row["reward_mean"] for row in steps], lags=[row["lag_mean_versions"] for row in steps]
-    )
+    return curve._replace(rewards=[row["reward/mean"] for row in steps], lags=[row["lag/mean"] for row in steps])
 
 
 def slots_of(config: Config, lag: int) -> int:
@@ -214,4 +213,4 @@ def _steps(run: Path) -> list[dict[str, float]]:
         lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last line may be incomplete
     except FileNotFoundError:
         return []
-    return [row for row in map(json.loads, lines) if row["event"] == "step" and row["stage"] == "rl"]
+    return [row for row in map(named, map(json.loads, lines)) if row["event"] == "step" and row["stage"] == "rl"]

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncrl.telemetry.metric_names import name_of, named
+
 HERE = Path(__file__).parent
 SHIPPED = {"sums-cpu": "sums"}  # recipes that train a config of asyncrl
 COLORS = ("#1f4e8c", "#b0562c", "#3c7a3f", "#7a4a8c", "#8a7a1f", "#444444")
@@ -102,7 +104,7 @@ def end_of(process: subprocess.Popen[bytes], limit: float | None) -> int:
 
 def result_of(root: Path, variant: str, seed: int, settings: list[str]) -> dict[str, Any]:
     """Read the figures of a run from its metrics."""
-    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    rows = [named(json.loads(line)) for line in (root / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["event"] == "step" and row["stage"] == "rl"]
     evaluations = sorted((row for row in rows if row["event"] == "eval"), key=lambda row: int(row["version"]))
     keys = [*STEP, *(key for key in steps[0] if key.startswith("task/") and key.endswith("/reward_mean"))]
@@ -111,7 +113,7 @@ def result_of(root: Path, variant: str, seed: int, settings: list[str]) -> dict[
         "seed": seed,
         "settings": settings,
         "evaluations": [{key: row[key] for key in ("version", "accuracy", "time_s", "prompts")} for row in evaluations],
-        "steps": [{key: row[key] for key in keys if key in row} for row in steps],
+        "steps": [{key: row[name_of(key)] for key in keys if name_of(key) in row} for row in steps],
     }
 
 

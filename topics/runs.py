@@ -97,7 +97,7 @@ class RunStatus(Message, omit_defaults=False):
     checkpoint_step: int | None
     reward: float | None  # mean of the newest RL step
     rewards: list[float]  # of all RL steps, in at most 200 stretches of equal length: the mean of each
-    metrics: dict[str, float]  # of the newest step
+    metrics: dict[str, float]  # of the newest step, with the names of `metrics.jsonl`
     mean_lag_versions: float | None
     recent_tokens_by_lag: dict[int, int]
     per_s: dict[str, float]  # steps, trajectories, tokens
@@ -134,8 +134,7 @@ class RunMoment(Message):
     state: str  # as in `run.state`
     step: int | None
     version: int | None
-    reward: float | None  # mean of the newest RL step
-    mean_lag_versions: float | None
+    metrics: dict[str, float]  # of the newest step: `reward/mean`, `response_length/mean`, `lag/mean` and others
     per_s: dict[str, float]  # steps, trajectories, tokens
     waiting: dict[str, int]  # messages in each work queue
     under_way: dict[str, int]  # messages of each work queue that workers have

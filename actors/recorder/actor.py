@@ -30,6 +30,7 @@ from asyncrl.sinks.file.sink import FileSink
 from asyncrl.sinks.sink import Position
 from asyncrl.state.health_checks import UNWRITTEN
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
+from asyncrl.telemetry.metric_names import named
 from asyncrl.telemetry.plot import draw_reward
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
@@ -189,9 +190,9 @@ class _Began(msgspec.Struct):
 
 def _rl_steps(metrics: Path) -> list[StepRow]:
     """The rows of RL steps."""
-    decoder = msgspec.json.Decoder(StepRow)
     with metrics.open("rb") as file:
-        return [row for row in map(decoder.decode, file) if row.event == "step" and row.stage == "rl"]
+        rows = [msgspec.convert(named(msgspec.json.decode(line)), StepRow) for line in file]
+    return [row for row in rows if row.event == "step" and row.stage == "rl"]
 
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
@@ -327,7 +328,7 @@ class Recorder:
                 f"run {self.context.bus.run}: reward of {len(steps)} steps",
                 [step.time_s for step in steps],
                 rewards=[step.reward_mean for step in steps],
-                lags=[step.lag_mean_versions for step in steps],
+                lags=[step.lag_mean for step in steps],
             )
         write_json(root / "summary.json", summary)
 

@@ -10,6 +10,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
 from asyncrl.state.records import taught_nothing
+from asyncrl.telemetry.metric_names import named
 from topics.actors import ActorStoppedHeaders, RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
@@ -27,7 +28,7 @@ _WINDOW = 5  # steps a reward is averaged over
 _NEWEST = 128  # updates of engines, and switches of the GPU, for their medians
 
 
-class StepRow(msgspec.Struct):
+class StepRow(msgspec.Struct, rename={"reward_mean": "reward/mean", "lag_mean": "lag/mean"}):
     """The part of a metrics row that the summary needs."""
 
     event: str
@@ -35,7 +36,7 @@ class StepRow(msgspec.Struct):
     stage: str = ""
     time_s: float = 0.0
     reward_mean: float = 0.0
-    lag_mean_versions: float = 0.0
+    lag_mean: float = 0.0  # versions
 
 
 class Packed(msgspec.Struct):
@@ -45,6 +46,7 @@ class Packed(msgspec.Struct):
     tokens: int  # trainable, before stale ones are masked
     figures: dict[str, float]
     objective: str = ""  # stage that it follows
+    sampled: int = 0  # tokens of RL trajectories that had ended by then, this batch with them
 
 
 class Score(msgspec.Struct):
@@ -229,11 +231,12 @@ class RecorderFold(Fold):
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         state = self.state
         tokens = sum(member.tokens for group in message.groups for member in group.members)
-        if state.trained is None or message.step > state.trained:
-            follows = message.objective.stage or ""
-            state.packed[message.step] = Packed(record.time_ns, tokens, message.figures, follows)
         if message.stage == "rl":
             state.sampled_tokens += tokens + int(message.figures.get("discarded_tokens", 0))
+        if state.trained is None or message.step > state.trained:
+            follows = message.objective.stage or ""
+            sampled = state.sampled_tokens
+            state.packed[message.step] = Packed(record.time_ns, tokens, message.figures, follows, sampled)
 
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         state = self.state
@@ -245,8 +248,8 @@ class RecorderFold(Fold):
             "stage": message.stage,
             "lineage": message.lineage,
             "time_s": self._seconds(record.time_ns),
-            "reward_mean": message.rewards[0],
-            "reward_std": message.rewards[1],
+            "reward/mean": message.rewards[0],
+            "reward/std": message.rewards[1],
             "trajectories": message.trajectories,
             "tokens_by_lag": {str(lag): count for lag, count in message.lags.items()},
             "masked_tokens": message.masked,
@@ -257,9 +260,9 @@ class RecorderFold(Fold):
         packed = state.packed.pop(message.step, Packed(record.time_ns, 0, {}))
         if state.trained_ns:
             ran_ns = record.time_ns - state.trained_ns - self._stopped_ns(state.trained_ns, record.time_ns)
-            row["tokens_per_s"] = round(packed.tokens * 1e9 / max(1, ran_ns), 1)
+            row["throughput/tokens_per_s"] = round(packed.tokens * 1e9 / max(1, ran_ns), 1)
         state.trained_ns = record.time_ns
-        row |= packed.figures
+        row |= named(packed.figures)
         if packed.objective:
             row["objective_stage"] = packed.objective
         total = sum(message.lags.values())
@@ -269,7 +272,7 @@ class RecorderFold(Fold):
             state.rl_first_ns = record.time_ns
         else:
             lag = sum(lag * count for lag, count in message.lags.items()) / total if total else 0.0
-            row["lag_mean_versions"] = round(lag, 4)
+            row["lag/mean"] = round(lag, 4)
             state.rl_first_ns = state.rl_first_ns or packed.time_ns
             state.rl_steps += 1
             state.masked_tokens += message.masked
@@ -278,6 +281,8 @@ class RecorderFold(Fold):
             state.trajectories_trained += 0 if message.skipped else message.trajectories
             for lag_of, count in message.lags.items():
                 state.lags[lag_of] = state.lags.get(lag_of, 0) + count
+            if packed.sampled:  # packing and training have separate logs, so both count up to this batch
+                row["waste/share"] = round(1 - sum(state.lags.values()) / packed.sampled, 4)
             state.figures = packed.figures
             if (share := state.agreement.share) is not None:
                 row |= {"judge_agreement": round(share, 4), "judge_rated": len(state.agreement.against)}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from asyncrl.errors import UNREADABLE, AsyncRLError
+from asyncrl.telemetry.metric_names import MetricRow
 
 T = TypeVar("T")
 
@@ -29,14 +30,14 @@ class Rows(list[T]):
         return pandas.DataFrame([msgspec.to_builtins(row) for row in self])
 
 
-def metric_rows(path: Path, event: str) -> Rows[dict[str, Any]]:
+def metric_rows(path: Path, event: str) -> Rows[MetricRow]:
     """Read the rows of an event from the metrics of a run; empty before the first.
 
     Args:
         path: `metrics.jsonl` of the run.
         event: "step", "eval" or "weights".
     """
-    rows: Rows[dict[str, Any]] = Rows()
+    rows: Rows[MetricRow] = Rows()
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -45,5 +46,5 @@ def metric_rows(path: Path, event: str) -> Rows[dict[str, Any]]:
         with contextlib.suppress(*UNREADABLE):  # the last line may be incomplete
             row = msgspec.json.decode(line, type=dict[str, Any])
             if row.get("event") == event:
-                rows.append(row)
+                rows.append(MetricRow(row))
     return rows

@@ -19,6 +19,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, RunNotFound, find_run
 from asyncrl.state.cost import Cost, read_cost
 from asyncrl.state.samples import Sample, WantedSamples, read_samples
+from asyncrl.telemetry.metric_names import MetricRow
 from topics.runs import RunMoment, RunStatus
 from topics.wire import Message
 
@@ -116,7 +117,7 @@ class Run:
         """Return the state over time: of each second of the last ten minutes, and thinned with age before."""
         return Rows(result_of(read_history(self._found)))
 
-    def metrics(self, event: Literal["step", "eval", "weights"] = "step") -> Rows[dict[str, Any]]:
+    def metrics(self, event: Literal["step", "eval", "weights"] = "step") -> Rows[MetricRow]:
         """Return the rows of `metrics.jsonl` so far: of each step, of each evaluation, or of each published version."""
         return metric_rows(self.directory / "metrics.jsonl", event)
 

@@ -63,7 +63,7 @@ def _row(root: Path) -> RunRow:
     live = is_locked(root)  # before its summary is looked for: an ending run writes it first
     files = RunFiles(root)
     steps = files.newest_steps()
-    rewards = [row["reward_mean"] for row in steps if row["step"] > 0 and row["reward_mean"] is not None]
+    rewards = [row["reward/mean"] for row in steps if row["step"] > 0 and row["reward/mean"] is not None]
     return RunRow(
         root.name,
         "live" if live else files.end,

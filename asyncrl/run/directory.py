@@ -17,6 +17,7 @@ from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.errors import UNREADABLE, DamagedFile
 from asyncrl.files import write_private
 from asyncrl.locks import try_lock
+from asyncrl.telemetry.metric_names import MetricRow
 
 _TAIL_BYTES = 256 * 1024  # of the metrics, in which the newest steps are looked for
 READING = "reading"  # file in a run directory that a reader of a run that is over locks
@@ -108,9 +109,9 @@ class RunFiles:
         except (OSError, *UNREADABLE):
             return {}
 
-    def newest_steps(self) -> list[dict[str, Any]]:
+    def newest_steps(self) -> list[MetricRow]:
         """Read the newest rows of steps from the metrics, the newest last; empty before the first step."""
-        rows: list[dict[str, Any]] = []
+        rows: list[MetricRow] = []
         try:
             with self.metrics.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -119,7 +120,7 @@ class RunFiles:
             return rows
         for line in lines:
             with contextlib.suppress(*UNREADABLE):  # the first and the last may be a part of one
-                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+                rows.append(MetricRow(msgspec.json.decode(line, type=dict[str, Any])))
         return [row for row in rows if row.get("event") == "step"]
 
     def read_config(self) -> Config:

@@ -6,15 +6,8 @@ import math
 from typing import NamedTuple
 
 from asyncrl.sinks.sink import Row
+from asyncrl.telemetry.metric_names import name_of, named
 
-_NAMES = {
-    "reward_mean": "reward/mean",
-    "reward_std": "reward/std",
-    "response_tokens_mean": "response_length/mean",
-    "response_tokens_max": "response_length/max",
-    "lag_mean_versions": "lag/mean",
-    "tokens_per_s": "throughput/tokens_per_s",
-}
 _PREFIXES = {"step": "train", "eval": "eval", "weights": "weights"}
 _NO_FIGURES = ("event", "step", "version", "time_s", "lineage")
 
@@ -33,7 +26,7 @@ def point_of(row: Row) -> Point:
     event = str(row["event"])
     prefix = "/".join(filter(None, (_PREFIXES.get(event, event), row.get("set"))))
     figures: dict[str, float] = {}
-    for field, value in row.items():
+    for field, value in named(row).items():
         if field in _NO_FIGURES:
             continue
         parts = value if isinstance(value, dict) and field != "versions" else {"": value}
@@ -44,7 +37,10 @@ def point_of(row: Row) -> Point:
     return Point(event, int(step), float(row.get("time_s", 0.0)), figures)
 
 
+def step_figure(name: str) -> str:
+    """Return the name of a figure of a step, for a name with or without its prefix, or an older one."""
+    return _name(_PREFIXES["step"], name_of(name), "step")
+
+
 def _name(prefix: str, field: str, event: str) -> str:
-    if event == "step" and (field in _NAMES or "/" in field):
-        return _NAMES.get(field, field)
-    return f"{prefix}/{field}"
+    return field if event == "step" and "/" in field else f"{prefix}/{field}"

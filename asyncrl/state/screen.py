@@ -134,8 +134,8 @@ def _facts(status: RunStatus) -> dict[str, list[str]]:
     groups = {"open": status.open_groups, "ready": status.ready_groups}
     groups |= {f"dropped for {reason}": count for reason, count in status.groups_dropped.items()}
     metrics, answers = status.metrics, dict[str, str]()
-    if "response_tokens_mean" in metrics:
-        answers["tokens mean"] = f"{metrics['response_tokens_mean']:,.0f}"
+    if "response_length/mean" in metrics:
+        answers["tokens mean"] = f"{metrics['response_length/mean']:,.0f}"
         answers["truncated"] = f"{100 * metrics['truncated_share']:.0f} %"
     if answers and "flat_groups_share" in metrics:
         answers["flat groups"] = f"{100 * metrics['flat_groups_share']:.0f} %"

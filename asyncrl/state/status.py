@@ -13,6 +13,7 @@ from asyncrl.state.autoscale import held
 from asyncrl.state.loads import pool_loads
 from asyncrl.state.records import Actor, Event, Scaling
 from asyncrl.state.run_state import RunState
+from asyncrl.telemetry.metric_names import MAIN, named
 from topics.roles import pool_of
 from topics.runs import (
     ActorStatus,
@@ -52,7 +53,7 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
         checkpoint_step=state.checkpoint,
         reward=state.rewards[-1] if state.rewards else None,
         rewards=[round(mean, 4) for mean in curve(state.rewards, _POINTS)],
-        metrics=state.metrics,
+        metrics=_metrics(state),
         mean_lag_versions=round(mean_lag, 4) if mean_lag is not None else None,
         recent_tokens_by_lag=state.lags,
         per_s={name: round(rate, 3) for name, rate in state.rates().items()},
@@ -107,8 +108,7 @@ def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMome
         state=status.state,
         step=status.step,
         version=status.version,
-        reward=status.reward,
-        mean_lag_versions=status.mean_lag_versions,
+        metrics={name: status.metrics[name] for name in MAIN if name in status.metrics},
         per_s=status.per_s,
         waiting={name: queue["waiting"] for name, queue in status.queues.items()},
         under_way={name: queue["under_way"] for name, queue in status.queues.items()},
@@ -153,6 +153,18 @@ def _actor(actor: Actor, now_ns: int) -> ActorStatus:
         silent_s=round(max(0, now_ns - actor.seen_ns) / 1e9, 1) if actor.seen_ns else None,
         vitals=actor.vitals.values if actor.vitals is not None else {},
     )
+
+
+def _metrics(state: RunState) -> dict[str, float]:
+    """Return the metrics of the newest step under the names of `metrics.jsonl`."""
+    found = named(state.metrics)
+    if (newest := state.newest) is not None and newest.stage == "rl":
+        found |= {"reward/mean": newest.rewards[0], "reward/std": newest.rewards[1]}
+        if tokens := sum(newest.lags.values()):
+            found["lag/mean"] = round(sum(lag * count for lag, count in newest.lags.items()) / tokens, 4)
+        if (rate := state.rates().get("trained_tokens")) is not None:
+            found["throughput/tokens_per_s"] = round(rate, 1)
+    return found
 
 
 def _pools(actors: Sequence[ActorStatus]) -> dict[str, PoolStatus]:

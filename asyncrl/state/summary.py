@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.state.records import FLAT_STEPS, counted
+from asyncrl.telemetry.metric_names import MAIN
 
 
 def summary_text(summary: dict[str, Any]) -> str:
@@ -162,7 +163,7 @@ def _seconds_to_grade(figures: dict[str, float]) -> list[tuple[str, str]]:
 
 def own_metrics(figures: dict[str, float]) -> list[tuple[str, float]]:
     """The metrics that the reward itself gave, of the figures of a batch."""
-    return [(name, value) for name, value in figures.items() if name.startswith("reward/")]
+    return [(name, value) for name, value in figures.items() if name.startswith("reward/") and name not in MAIN]
 
 
 def _number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.fault_injection import Target, parse_targets
 from asyncrl.state.audit.reading import audit_run
+from asyncrl.telemetry.metric_names import named
 from benchmarks.chaos.campaign import Campaign, Plan
 from benchmarks.chaos.injections import Injection
 from benchmarks.chaos.memory import MemoryMeter
@@ -156,10 +157,10 @@ def read_rewards(root: Path) -> dict[int, float]:
         ChaosError: the run has no such file.
     """
     try:
-        rows = [msgspec.json.decode(line) for line in (root / "metrics.jsonl").read_bytes().splitlines()]
+        rows = [named(msgspec.json.decode(line)) for line in (root / "metrics.jsonl").read_bytes().splitlines()]
     except (OSError, msgspec.MsgspecError) as error:
         raise ChaosError(f"--compare {root}: not the directory of a run that ended: {error}") from error
-    return {row["step"]: row["reward_mean"] for row in rows if row["event"] == "step" and row["stage"] == "rl"}
+    return {row["step"]: row["reward/mean"] for row in rows if row["event"] == "step" and row["stage"] == "rl"}
 
 
 def injection_text(injection: Injection) -> str:

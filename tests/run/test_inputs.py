@@ -216,13 +216,13 @@ async def test_a_run_has_one_code_and_one_data_until_it_is_resumed_with_others(t
         await two_steps_more(run, "and two more")
         run.interrupt()
         assert await run.ended() == 0, run.story
-    assert {row["reward_mean"] for row in run.rows()} == {0.0}
+    assert {row["reward/mean"] for row in run.rows()} == {0.0}
 
     rows.write_text('{"prompt": "^b=", "label": "b"}\n' * 8)
     code, output = await command(tmp_path, "up", "--resume", "own", "--refresh-code")
     assert (code, "rows.jsonl is not the file that the run began with" in output) == (1, True), output
     async with resume(tmp_path, "own", "--accept-data", "--refresh-code") as again:
-        await again.reaches(lambda: run.rows()[-1]["reward_mean"] == 100.0, "a step with the other reward")
+        await again.reaches(lambda: run.rows()[-1]["reward/mean"] == 100.0, "a step with the other reward")
         again.interrupt()
         assert await again.ended() == 0, again.story
     assert f"code {reward} is refreshed" in again.out

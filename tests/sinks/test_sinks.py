@@ -110,8 +110,9 @@ def test_the_file_of_another_run_is_not_overwritten(root: Path):
         feed_of("file", root).open()
 
 
-def test_figures_have_one_name_in_all_sinks():
-    row = metrics_row(3) | {"response_tokens_mean": 7.0, "reward/length": 2.0, "anomaly": {"found": "x"}, "wait_s": 1.5}
+@pytest.mark.parametrize("name", ["response_tokens_mean", "response_length/mean"])
+def test_figures_have_one_name_in_all_sinks(name: str):
+    row = metrics_row(3) | {name: 7.0, "reward/length": 2.0, "anomaly": {"found": "x"}, "wait_s": 1.5}
 
     assert point_of(row).figures == {
         "reward/mean": pytest.approx(0.3),

@@ -104,8 +104,9 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
 
     first, second = feed.fold.rows
 
-    assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
-    assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
+    assert (first["response_length/mean"], second["response_length/mean"]) == (6.0, 7.0)
+    assert (first["wait_s"], "throughput/tokens_per_s" in first) == (0.5, False)
+    assert (second["throughput/tokens_per_s"], second["waste/share"]) == (25.0, 0.0)
     feed.publish(RunOpened(2, 0, {}), at_s=100)
     summary = feed.fold.summary("run", [])
     assert summary["last_batch"] == {"response_tokens_mean": 7.0}
@@ -141,7 +142,7 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     assert [BUILT_IN.topic_for(decision) for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
     assert decisions[0].tokens == 60 + 30
     assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
-    assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)
+    assert summary["wasted_token_share"] == recorder.fold.rows[0]["waste/share"] == round(1 - 95 / 210, 4)
 
 
 def test_figures_of_each_task_that_a_run_names():

@@ -218,7 +218,7 @@ def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
         *[("step", 10.0), ("eval", 10.0)],
         *[("step", 50.0), ("eval", 50.0)],
     ]
-    assert fold.rows[2]["tokens_per_s"] == 10.0  # 400 tokens in 40 s
+    assert fold.rows[2]["throughput/tokens_per_s"] == 10.0  # 400 tokens in 40 s
 
 
 def test_the_row_of_an_anomaly_names_its_trajectories():

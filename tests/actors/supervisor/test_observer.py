@@ -6,7 +6,7 @@ import json
 import msgspec
 
 from actors.supervisor.observer import follow_run, publish_state
-from asyncrl.bus.log import read_last
+from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.merged_reader import read_each
 from asyncrl.bus.publish import TIME_TO_LIVE, WRITER, publish
 from asyncrl.state.live_tap import LiveTap, Pattern
@@ -16,8 +16,9 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.status import run_moment, run_status, shortened
 from harness.stage import until
 from topics.actors import ActorStarted, Vitals
-from topics.batches import BatchTrained
+from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.runs import RUN_HISTORY, RUN_STATE
+from topics.topic import TRAINING
 
 
 async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kept(bus, stage):
@@ -74,6 +75,19 @@ async def test_the_history_is_thinned_with_age(bus, stage):
     records = [await read_last(bus, RUN_HISTORY, every) for every in ("1s", "10s", "60s")]
     assert [record.headers.get(TIME_TO_LIVE) for record in records] == ["600s", "21600s", None]
     assert [moment.at_s for moment in await read_moments(bus)][:3] == [1000.0, 1010.0, 1020.0]  # each time once
+
+
+def test_the_metrics_of_a_state_have_the_names_of_the_metrics_file():
+    state = RunState("demo")
+    state.figures = {"response_tokens_mean": 7.0, "truncated_share": 0.5}
+    trained = BatchTrained(1, 0, "rl", {"loss": 0.1}, {0: 10, 1: 30}, 0, [0.5, 0.1], 8, 1)
+    state.apply(BATCH_TRAINED, trained, Record(TRAINING, 1, "", {}, b"", 1))
+
+    status = run_status(state, 2)
+
+    main = {"reward/mean": 0.5, "reward/std": 0.1, "lag/mean": 0.75, "response_length/mean": 7.0}
+    assert status.metrics == main | {"loss": 0.1, "truncated_share": 0.5}
+    assert run_moment(status, "1s").metrics == main
 
 
 def test_a_moment_of_a_thousand_actors_is_as_large_as_one_of_ten():
