@@ -58,6 +58,7 @@ class PoolStatus(msgspec.Struct):
     silent: int  # living, but without vital signs for 10 s
     restarts: int
     last_error: str  # why a process is not there
+    gauges: dict[str, float] = msgspec.field(default_factory=dict)  # means of `gpu_share`, `cache_share` and others
 
 
 class ScalingStatus(msgspec.Struct):
@@ -144,6 +145,7 @@ class RunMoment(Message):
     wanted: dict[str, int]  # processes of each pool
     live: dict[str, int]  # processes of each pool that live
     cores: dict[str, float]  # that the living processes of each pool use
+    gauges: dict[str, dict[str, float]]  # means over each pool: use of GPUs and of the caches of engines, 0 to 1
     engines: dict[str, int]  # servers by state: ready, updating
     stalls: list[str]  # cause and object of each
 

@@ -25,7 +25,7 @@ async def announced(context: Context) -> EngineAnnounced | None:
 
 
 async def watch_load(server: EngineControl, vitals: dict[str, float]) -> None:
-    """Report in the vital signs when the server last answered, and when it was last idle or advanced."""
+    """Report in the vital signs when the server last answered, when it was last idle or advanced, and its caches."""
     last = EngineLoad(0, 0)
     vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
     while True:
@@ -37,4 +37,7 @@ async def watch_load(server: EngineControl, vitals: dict[str, float]) -> None:
             if not load.requests or load.tokens != last.tokens:
                 vitals["moved_at_s"] = now
             vitals["requests"], last = load.requests, load
+            for name, share in (("cache_share", load.cache_share), ("cache_hit_share", load.hit_share)):
+                if share is not None:
+                    vitals[name] = round(share, 4)
         await asyncio.sleep(VITALS_S)

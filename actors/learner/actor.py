@@ -21,6 +21,7 @@ from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Rest, Step, StepResult
 from actors.learner.rank_wire import ERRORS
+from actors.learner.step_times import StepTimes
 from actors.learner.teacher_fault import TeacherFault
 from actors.learner.weight_handles import Offers
 from actors.runtime.actor import ActorDown, ActorFault, Context
@@ -80,7 +81,7 @@ class Learner:
         self._checkpoint: asyncio.Task[None] | None = None  # that is being written
         self._begun = self.config.origin  # step of the newest checkpoint that was begun here
         self._evaluations = Evaluations(self.config, self.fold)
-        self._waited_s = 0.0  # for the newest batch
+        self._times = StepTimes(self.context.files.model_path(self.config.model), self.config.learner)
         self._answered = 0  # sequence of the newest weights.published whose refusal was answered
         self._lost: list[CheckpointLost] = []  # that could not be read
         self._recent = Recent(self.config.learner.assertions.outlier)
@@ -241,7 +242,7 @@ class Learner:
         if skips := self.fold.skips(packed.step):
             self.context.log.warning("batch skipped", step=packed.step)
             result = StepResult(skipped_stats(packed), {})
-        elif not await gathered(self.context, self.group, packed.step, sequence):
+        elif not await self._times.of("fetch_s", gathered(self.context, self.group, packed.step, sequence)):
             return
         else:
             result = await self._trained_on(packed, sequence)
@@ -253,11 +254,11 @@ class Learner:
         crash_point("learner.stepped")
         self.outbox.put(step_record(packed, result, sequence, lineage=self.lineage, skipped=skips))
         if self._publishes(self.step):
-            await self._publish()
+            await self._times.of("publish_s", self._publish())
         self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)
         self.outbox.put(*self._evaluations.due(self.step))
         if self._saving_is_due():
-            await self._save()
+            await self._times.of("save_s", self._save())
 
     async def _trained_on(self, packed: BatchPacked, sequence: int) -> StepResult:
         """Train one batch; if the next batch is packed during the step, fetch its tokens."""
@@ -270,8 +271,7 @@ class Learner:
         finally:
             fetching.cancel()
         self._recent.add(packed.stage, result.metrics)
-        times = {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
-        return result._replace(metrics=result.metrics | times)
+        return result._replace(metrics=result.metrics | self._times.take(packed, time.monotonic() - began))
 
     def _publishes(self, step: int) -> bool:
         learner, start = self.config.learner, self.config.start.step
@@ -372,7 +372,7 @@ class Learner:
         while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
             self._check()
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
-                await self._save()
+                await self._times.of("save_s", self._save())
                 rests = offloads
             if self._resumed and self.fold.unanswered > self._answered:
                 await self._publish(answers=self.fold.unanswered)
@@ -387,8 +387,8 @@ class Learner:
                 continue
             await self.keeper.changes()
         self._check()
-        self._waited_s = time.monotonic() - began
-        self.context.count("waited_s", self._waited_s)
+        self._times.add("wait_s", waited_s := time.monotonic() - began)
+        self.context.count("waited_s", waited_s)
         if sequence is None:
             return None
         return self.fold.at_hand(step) or await read_batch(self.context.bus, sequence)

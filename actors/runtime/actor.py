@@ -38,6 +38,7 @@ from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import Placement, open_placement
 from asyncrl.run.user_actors import load_actors, user_module
+from asyncrl.telemetry.gpu_use import GpuMeter
 from topics.actors import RUN_OPENED, Activity, ActorStarted, ActorStopped, DeadLetter, HeldWork, RunOpened, Vitals
 from topics.roles import OWN, ROLES, SUPERVISOR, Role
 from topics.topic import Stream, Topic
@@ -50,6 +51,7 @@ VITALS_S = 2.0
 _LETTER_BYTES = 65536  # of a message's body that its dead letter keeps
 _LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes are kept
 _LETTERS_AT_ONCE = 32
+_ON_GPUS = ("learner", "engine")  # roles whose processes may compute on GPUs
 
 
 class ActorFault(AsyncRLError):
@@ -298,8 +300,12 @@ async def _publish_vitals(context: Context) -> None:
     if context.role == SUPERVISOR:
         meters["nats_cpu_share"] = server_cpu_s
     before, spent = time.monotonic(), {name: read() for name, read in meters.items()}
+    gpus = GpuMeter() if context.role in _ON_GPUS else None
     while True:
         message = context.take_vitals()
+        if gpus is not None:
+            own = [os.getpid(), *living_descendants(os.getpid())]
+            message.values.update(await asyncio.to_thread(gpus.read, own))
         now, spent_now = time.monotonic(), {name: read() for name, read in meters.items()}
         for name, seconds in spent_now.items():
             message.values[name] = round(max(0.0, seconds - spent[name]) / max(1e-9, now - before), 4)

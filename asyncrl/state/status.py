@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,7 @@ from topics.runs import (
 
 EVENTS = 64
 _SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
+_GAUGES = ("gpu_share", "gpu_memory_share", "cache_share", "cache_hit_share")  # vital signs whose means a pool has
 _POINTS = 200  # of the curve of rewards
 _EVALS = 32
 
@@ -118,6 +120,7 @@ def run_moment(status: RunStatus, every: Literal["1s", "10s", "60s"]) -> RunMome
         wanted=status.wanted,
         live={name: pool.live for name, pool in status.pools.items()},
         cores={name: pool.cores for name, pool in status.pools.items()},
+        gauges={name: pool.gauges for name, pool in status.pools.items() if pool.gauges},
         engines=dict(Counter(engine.state for engine in status.engines)),
         stalls=[f"{stall.cause}: {stall.object}" for stall in status.stalls],
     )
@@ -169,14 +172,18 @@ def _metrics(state: RunState) -> dict[str, float]:
 
 def _pools(actors: Sequence[ActorStatus]) -> dict[str, PoolStatus]:
     found: dict[str, PoolStatus] = {}
-    for actor in actors:
-        pool = found.setdefault(pool_of(actor.actor_id), PoolStatus(0, 0.0, 0, 0, ""))
-        pool.restarts += actor.restarts
-        pool.last_error = pool.last_error or actor.last_error
-        if actor.live:
-            pool.live += 1
-            pool.cores = round(pool.cores + actor.vitals.get("cpu_share", 0.0), 3)
-            pool.silent += actor.silent_s is not None and actor.silent_s > _SILENT_S
+    for name in dict.fromkeys(pool_of(actor.actor_id) for actor in actors):
+        own = [actor for actor in actors if pool_of(actor.actor_id) == name]
+        live = [actor for actor in own if actor.live]
+        gauges = {gauge: [actor.vitals[gauge] for actor in live if gauge in actor.vitals] for gauge in _GAUGES}
+        found[name] = PoolStatus(
+            live=len(live),
+            cores=round(sum(actor.vitals.get("cpu_share", 0.0) for actor in live), 3),
+            silent=sum(actor.silent_s is not None and actor.silent_s > _SILENT_S for actor in live),
+            restarts=sum(actor.restarts for actor in own),
+            last_error=next((actor.last_error for actor in own if actor.last_error), ""),
+            gauges={gauge: round(fmean(values), 4) for gauge, values in gauges.items() if values},
+        )
     return found
 
 

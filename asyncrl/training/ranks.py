@@ -129,6 +129,17 @@ def shares(packed: BatchPacked, work: Work, ranks: int, *, whole_groups: bool = 
     return balanced([sum(map(work.of, of_member)) for of_member in lengths], ranks)
 
 
+def work_of_batch(packed: BatchPacked, work: Work, *, shared: bool) -> float:
+    """Return the operations of a batch.
+
+    Args:
+        shared: the rows of a group share the computation of their prompt.
+    """
+    if shared:
+        return sum(_work_of_group(group, work) for group in packed.groups)
+    return sum(work.of_rows([length]) for group in packed.groups for row in group.members for length in _lengths(row))
+
+
 def _lengths(member: BatchMember) -> list[int]:
     return member.lengths or [member.payload.size // _BYTES_PER_TOKEN]
 

@@ -134,15 +134,23 @@ class VLLMClient(EngineClient):
 
         Requests that were aborted stay in the metrics until the next step, which an idle server does not make.
         """
-        requests = tokens = 0.0
+        requests = tokens = hits = asked = 0.0
+        used: list[float] = []  # share of the cache of each scheduler
         for line in (await self._call("GET", "/metrics")).decode().splitlines():
             if line.startswith(_REQUESTS):
                 requests += float(line.rpartition(" ")[2])
             elif line.startswith(_TOKENS):
                 tokens += float(line.rpartition(" ")[2])
+            elif line.startswith("vllm:kv_cache_usage_perc{"):
+                used.append(float(line.rpartition(" ")[2]))
+            elif line.startswith("vllm:prefix_cache_hits_total{"):
+                hits += float(line.rpartition(" ")[2])
+            elif line.startswith("vllm:prefix_cache_queries_total{"):
+                asked += float(line.rpartition(" ")[2])
         if self.tracked:
             requests = self._decode(await self._call("GET", "/load"), dict[str, int])["server_load"]
-        return EngineLoad(int(requests), int(tokens))
+        cached = sum(used) / len(used) if used else None
+        return EngineLoad(int(requests), int(tokens), cached, hits / asked if asked else None)
 
     async def model_info(self) -> dict[str, Any]:
         """Return the name of the weights: vLLM does not tell the path that it has loaded."""
