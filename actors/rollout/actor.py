@@ -286,6 +286,7 @@ class Execution(Watch):
             discarded=self._delivery.discarded,
             verified=self._delivery.verified,
             passes=self._delivery.passes,
+            spans=self._delivery.spans,
             outcome=outcome,
             hybrid=hybrid,
             secret=self._issued.secrets,

@@ -27,6 +27,9 @@ M = TypeVar("M", bound=Message)
 PUBLISHING = Waiting("publish")  # a message has nats.publish_deadline_s to be stored
 
 
+_ACTIVITIES = {"engine": "generate", "version": "hold", "retry": "hold", "tool": "tool", "publish": "store"}
+
+
 @dataclass(slots=True, eq=False)
 class Delivery(Generic[M]):
     """One piece of work, leased to this worker."""
@@ -39,7 +42,9 @@ class Delivery(Generic[M]):
     advanced_at: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
     lost: bool = False  # its lease ran out once
-    waits_for: Waiting = field(default_factory=Waiting)  # for the vital signs
+    seconds: dict[str, float] = field(default_factory=dict)  # by activity, up to its newest change
+    _waits_for: Waiting = field(default_factory=Waiting)
+    _waits_since: float = field(default_factory=time.monotonic)
     tokens: int = 0  # sampled so far
     discarded: int = 0  # sampled, and part of no answer
     verified: int = 0  # sampled by engines that draft
@@ -56,6 +61,23 @@ class Delivery(Generic[M]):
     def name(self) -> str:
         """The key of its message: the trajectory."""
         return self.record.key
+
+    @property
+    def waits_for(self) -> Waiting:
+        """The cause for which it waits, for the vital signs."""
+        return self._waits_for
+
+    @waits_for.setter
+    def waits_for(self, cause: Waiting) -> None:
+        now, activity = time.monotonic(), _ACTIVITIES.get(self._waits_for.on, "other")
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + now - self._waits_since
+        self._waits_for, self._waits_since = cause, now
+
+    @property
+    def spans(self) -> str:
+        """Its seconds so far by activity, as `trajectory.generated` has them."""
+        self.waits_for = self._waits_for  # count the current activity up to now
+        return ",".join(f"{activity}:{seconds:.4f}" for activity, seconds in sorted(self.seconds.items()))
 
     def end(self, *, done: bool) -> None:
         """Stop the work: it is done (and will be acknowledged), or another worker has it."""

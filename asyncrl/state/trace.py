@@ -52,6 +52,7 @@ class Marks(msgspec.Struct):
     graded: int = 0
     packed: int = 0
     step: int = 0  # of its batch
+    spans: dict[str, float] = {}  # seconds of the worker by activity
 
 
 class TraceFold(Fold):
@@ -169,6 +170,8 @@ class TraceFold(Fold):
     def _on_generated(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         if (marks := self.marks.get(headers.trajectory_id)) is not None:
             marks.generated = record.time_ns
+            spans = [span.split(":") for span in headers.spans.split(",") if span]
+            marks.spans = {activity: float(seconds) for activity, seconds in spans}
 
     def _on_graded(self, headers: GradeHeaders, record: Record) -> None:
         if (marks := self.marks.get(headers.trajectory_id)) is not None:
@@ -188,16 +191,29 @@ class TraceFold(Fold):
             row = next((row for row, free_ns in enumerate(free_at) if free_ns <= marks.issued), len(free_at))
             free_at[row:] = [end, *free_at[row + 1 :]]
             about = {"batch": marks.step} if marks.packed else {}
-            spans = [(name, marks.issued, end, about)]
-            before = marks.issued
+            spans = [(name, marks.issued, end, {**about, **marks.spans}), *_of_worker(marks)]
+            before = marks.generated if marks.spans else marks.issued
             for part, at in (("sample", marks.generated), ("grade", marks.graded), ("wait for batch", marks.packed)):
-                if at >= before and at:
+                if at >= before and at and not (part == "sample" and marks.spans):
                     spans.append((part, before, at, {}))
                     before = at
             for text, begin, until, words in spans:
                 span_us = max(0, until - begin) / 1e3
                 found.append(TraceEvent(text, "X", _TRAJECTORIES, row, begin / 1e3, span_us, "trajectory", args=words))
         return found
+
+
+def _of_worker(marks: Marks) -> list[tuple[str, int, int, dict[str, Any]]]:
+    """Return a slice of the queue, and one of each activity of the worker: its sum, as activities alternate."""
+    worked = {activity: int(seconds * 1e9) for activity, seconds in marks.spans.items()}
+    at, slices = max(marks.issued, marks.generated - sum(worked.values())), []
+    if marks.spans and at > marks.issued:
+        slices.append(("queue", marks.issued, at, {}))
+    for activity, spent in worked.items():
+        end = min(at + spent, marks.generated)
+        slices.append((activity, at, end, {}))
+        at = end
+    return slices
 
 
 async def read_trace(found: FoundRun, most: int) -> Trace:

@@ -108,7 +108,7 @@ def test_a_line_shows_every_field_and_shortens_arrays():
         "logprobs=float32[11] 0 0 0 0 0 0 0 0 ... versions=int32[11] 0 0 0 0 0 0 0 0 ... turns=[] "
         "hinted=[]}] "
         "completion='hello world' versions=[{version=0 tokens=11}] truncated=False "
-        "lineages=[] discarded=0 verified=0 passes=0 outcome=None hybrid=False secret='' routing=None "
+        "lineages=[] discarded=0 verified=0 passes=0 outcome=None hybrid=False secret='' routing=None spans='' "
         "trajectory_id=p000042-3 attempt=0 delivery=1 prompt_id=p000042 member=3 group_size=8 stage=rl task=task"
     )
 

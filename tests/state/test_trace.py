@@ -11,6 +11,7 @@ from harness.published_messages import trained
 from topics.actors import ActorStarted, ActorStopped
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineReady, EngineUpdating
+from topics.trajectories import TrajectoryGenerated
 from topics.weights import CheckpointSaved
 
 
@@ -84,6 +85,39 @@ def test_slices_have_the_times_of_the_messages():
     assert slices["engine-1", 1, "engine-1"] == (0.0, 11.0)
     assert slices["learner-1", 2, "train batch 1"] == (9.0, 1.0)
     assert slices["learner-1", 2, "train batch 2"] == (10.0, 0.5)
+
+
+def test_a_trajectory_shows_its_queue_and_what_its_worker_did():
+    feed = Feed(TraceFold(100)).issued("p000001-0", at_s=10.0)
+    generated = TrajectoryGenerated(
+        trajectory_id="p000001-0",
+        prompt_id="p000001",
+        member=0,
+        group_size=2,
+        stage="rl",
+        rows=[],
+        segments=[],
+        completion="",
+        versions=[],
+        spans="generate:2.5,hold:1,tool:0.5",
+    )
+    feed.publish(generated, at_s=15.0)
+    feed.graded("p000001-0", at_s=16.0)
+
+    trace = json.loads(msgspec.json.encode(feed.fold.trace("mine")))
+
+    slices = {
+        event["name"]: (event["ts"] / 1e6, event["dur"] / 1e6) for event in trace["traceEvents"] if "dur" in event
+    }
+    assert slices == {
+        "p000001-0": (0.0, 6.0),
+        "queue": (0.0, 1.0),
+        "generate": (1.0, 2.5),
+        "hold": (3.5, 1.0),
+        "tool": (4.5, 0.5),
+        "grade": (5.0, 1.0),
+    }
+    check_format(trace)
 
 
 def test_only_the_newest_trajectories_are_held():

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_message, read_next
 from asyncrl.bus.pull import Position
 from harness.stage import Connect, Stage
+from topics.actors import Waiting
 from topics.payload_refs import ROUTING, Experts
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES
@@ -123,6 +125,26 @@ class Rollout:
         for call in calls:
             progress.journal.answers[str(len(progress.journal.answers))] = Answer(f"tool:{call}", "", result=b"\xc0")
             await progress.checkpoint()
+
+
+async def test_the_seconds_of_a_delivery_are_counted_by_activity(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    now = [10.0]
+    monkeypatch.setattr("actors.runtime.delivery.time", SimpleNamespace(monotonic=lambda: now[0]))
+    record = Record(PROMPTS, 1, "asyncrl.run.prompt.issued.p000000-0", {}, b"", 0)
+    context = stage().context("rollout", bus)
+    delivery = Delivery[PromptIssued](context, record, Position(1, 1, 1, 0, 0), Msg(bus.client), _waits_since=10.0)
+
+    now[0] = 11.0
+    with delivery.waiting(Waiting("version")):
+        now[0] = 13.0
+    delivery.waits_for = Waiting("engine", "engine-1")
+    now[0] = 13.25
+    delivery.waits_for = Waiting("engine", "engine-2")
+    now[0] = 14.0
+
+    assert delivery.spans == "generate:1.0000,hold:2.0000,other:1.0000"
 
 
 @pytest.mark.parametrize(("lost", "found"), [(0, ""), (1, "a"), (2, "ab"), (3, "abc"), (4, "abcd")])
