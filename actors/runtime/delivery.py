@@ -69,6 +69,7 @@ class Delivery(Generic[M]):
 
     @waits_for.setter
     def waits_for(self, cause: Waiting) -> None:
+        """Set the cause, and count the seconds of the one before."""
         now, activity = time.monotonic(), _ACTIVITIES.get(self._waits_for.on, "other")
         self.seconds[activity] = self.seconds.get(activity, 0.0) + now - self._waits_since
         self._waits_for, self._waits_since = cause, now

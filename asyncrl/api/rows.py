@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from asyncrl.errors import UNREADABLE, AsyncRLError
-from asyncrl.telemetry.metric_names import MetricRow
+from asyncrl.errors import AsyncRLError
+from asyncrl.telemetry.metric_names import MetricRow, read_rows
 
 T = TypeVar("T")
 
@@ -31,20 +30,5 @@ class Rows(list[T]):
 
 
 def metric_rows(path: Path, event: str) -> Rows[MetricRow]:
-    """Read the rows of an event from the metrics of a run; empty before the first.
-
-    Args:
-        path: `metrics.jsonl` of the run.
-        event: "step", "eval" or "weights".
-    """
-    rows: Rows[MetricRow] = Rows()
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return rows
-    for line in lines:
-        with contextlib.suppress(*UNREADABLE):  # the last line may be incomplete
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            if row.get("event") == event:
-                rows.append(MetricRow(row))
-    return rows
+    """Read the rows of an event from the metrics of a run; see `read_rows`."""
+    return Rows(read_rows(path, event))

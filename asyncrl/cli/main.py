@@ -35,6 +35,7 @@ COMMANDS = {
     "explain": "show the history of one trajectory",
     "weights": "list the versions of the weights; promote one to the channel `live`, or roll it back",
     "dead": "list dead letters (unreadable messages and poison), and issue them again",
+    "compare": "judge the metrics of a run by those of trusted runs, with an exit code for CI",
     "replay": "train again from the batch log, and compare the results",
     "dump": "write one batch as plain files, to use in a notebook",
     "export": "write the metrics of a finished run to TensorBoard, W&B or another tool",

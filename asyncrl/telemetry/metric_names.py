@@ -1,9 +1,15 @@
-"""The names of metrics, which are the same in `metrics.jsonl`, sinks, states and gates. Older names are aliases."""
+"""Rows of metrics, and names that `metrics.jsonl`, sinks, states and gates share. Older names are aliases."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
+
+from asyncrl.errors import UNREADABLE
 
 T = TypeVar("T")
 
@@ -39,3 +45,23 @@ class MetricRow(dict[str, Any]):
         if (name := name_of(field)) in self:
             return self[name]
         raise KeyError(field)
+
+
+def read_rows(path: Path, event: str) -> list[MetricRow]:
+    """Read the rows of an event from the metrics of a run; empty before the first.
+
+    Args:
+        path: `metrics.jsonl` of the run.
+        event: "step", "eval" or "weights".
+    """
+    rows: list[MetricRow] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return rows
+    for line in lines:
+        with contextlib.suppress(*UNREADABLE):  # the last line may be incomplete
+            row = msgspec.json.decode(line, type=dict[str, Any])
+            if row.get("event") == event:
+                rows.append(MetricRow(row))
+    return rows
