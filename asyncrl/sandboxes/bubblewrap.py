@@ -21,7 +21,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class Bubblewrap(SandboxKind):
         memory, disk = settings.memory_mb * _MB, settings.disk_mb * _MB
         limits = [f"DATA={memory}", f"FSIZE={disk}", f"NPROC={settings.processes}"]
         python = _python()
-        files = [*_system(), *_bound(settings.readable), *_bound(_libraries_of(python)), *given, *_memory(disk)]
+        files = [*_system(), *_bound(_libraries_of(python)), *given, *_memory(disk, settings.readable)]
         command = ["bwrap", *_ALONE, *files, "--", python, "-I", "-S", _SERVER, _WORKSPACE, *limits]
         return Launch([*_without_rights(), *command], _WORKSPACE, tuple(fds), settings.disk_mb)
 
@@ -113,17 +113,20 @@ def _system() -> Iterator[str]:
         yield from ("--ro-bind-try", name, name)
 
 
-def _bound(paths: list[str]) -> Iterator[str]:
+def _bound(paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
         yield from ("--ro-bind", path, path)
 
 
-def _memory(disk: int) -> list[str]:
-    """The file systems in memory, and all else read-only. The folder of the first process in /proc is hidden."""
+def _memory(disk: int, readable: Sequence[str] = ()) -> list[str]:
+    """The file systems in memory, and all else read-only, also what is readable of the host's `/tmp`.
+
+    The folder of the first process in /proc is hidden.
+    """
     hidden = ("--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     devices = ("--dev", "/dev", "--size", str(_SHARED_MB * _MB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
     files = ("--size", str(disk), "--tmpfs", _WORKSPACE, "--size", str(disk), "--tmpfs", "/tmp")
-    return [*hidden, *devices, *files, "--remount-ro", "/"]
+    return [*hidden, *devices, *files, *_bound(readable), "--remount-ro", "/"]
 
 
 def _without_rights() -> list[str]:

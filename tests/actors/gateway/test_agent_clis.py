@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.ports import free_port
-from asyncrl.training.init_model import ModelShape, create_model
+from harness.agent_programs import CALLS, DONE, SAID, model_of_bytes
 from harness.gateways import Served, ready, stored_turns
-from harness.live_runs import WITH_TOOLS
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage
 from harness.workers import KEY
@@ -31,28 +29,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(not CLIS, reason="ASYNCRL_AGENT_CLIS names no folder of command-line agents"),
 ]
-CONTEXT = 2_000_000  # a token of this model is a byte
 LIMIT_S = 300.0
-SAID, DONE = "made by a tool", "all is done"
-CALLS = (  # of the first tool that a client declares
-    ("Bash", '{"command": "echo made by a tool > made.txt && cat made.txt", "description": "writes"}'),
-    ("exec_command", '{"cmd": "echo made by a tool > made.txt && cat made.txt"}'),
-    ("shell", '{"command": ["bash", "-c", "echo made by a tool > made.txt && cat made.txt"]}'),
-)
-
-
-def model_of_bytes(folder: Path) -> Path:
-    """Write a model whose tokens are bytes, so that it takes whatever agents send."""
-    letters = [chr(0x4E00 + number) for number in range(256)]
-    create_model(folder, alphabet="".join(letters), seed=1, shape=ModelShape(context=CONTEXT), template=WITH_TOOLS)
-    names = ["<pad>", "<bos>", "<eos>"]
-    vocabulary = {token: number for number, token in enumerate([*names, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def answering(inference: LikeSGLang, tokenizer: TaskTokenizer) -> None:

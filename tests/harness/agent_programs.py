@@ -1,0 +1,30 @@
+"""A model for command-line agents, and the calls of tools that their tests make."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from asyncrl.training.init_model import ModelShape, create_model
+from harness.live_runs import WITH_TOOLS
+
+CONTEXT = 2_000_000  # a token of this model is a byte
+SAID, DONE = "made by a tool", "all is done"
+CALLS = (  # of the first tool that a client declares
+    ("Bash", '{"command": "echo made by a tool > made.txt && cat made.txt", "description": "writes"}'),
+    ("exec_command", '{"cmd": "echo made by a tool > made.txt && cat made.txt"}'),
+    ("shell", '{"command": ["bash", "-c", "echo made by a tool > made.txt && cat made.txt"]}'),
+)
+
+
+def model_of_bytes(folder: Path) -> Path:
+    """Write a model whose tokens are bytes, so that it takes whatever agents send."""
+    letters = [chr(0x4E00 + number) for number in range(256)]
+    create_model(folder, alphabet="".join(letters), seed=1, shape=ModelShape(context=CONTEXT), template=WITH_TOOLS)
+    names = ["<pad>", "<bos>", "<eos>"]
+    vocabulary = {token: number for number, token in enumerate([*names, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

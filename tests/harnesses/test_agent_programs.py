@@ -1,0 +1,63 @@
+"""Claude Code and Codex, as npm gives them, make a trajectory inside a sandbox without network.
+
+An optional check: `npm i @openai/codex @anthropic-ai/claude-code` in some folder, whose `node_modules/.bin` the
+environment variable ASYNCRL_AGENT_CLIS names.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.harness_settings import ClaudeCodeSettings, CodexSettings
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.harnesses.kinds import harness_kind
+from asyncrl.harnesses.rollout import harness_rollout
+from asyncrl.sandboxes.kinds import open_sandbox
+from harness.agent_programs import CALLS, DONE, SAID, model_of_bytes
+from harness.lives import Life
+from harness.sandboxes import settings_of
+from topics.prompts import PromptRow
+
+CLIS = os.environ.get("ASYNCRL_AGENT_CLIS", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.skipif(not CLIS, reason="ASYNCRL_AGENT_CLIS names no folder of command-line agents"),
+]
+TESTS = {"made": ["grep", "-qx", SAID, "made.txt"]}
+
+
+class Policy:
+    """Calls the client's shell, and ends once it sees what that said."""
+
+    def __init__(self, tokenizer: TaskTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, ids) -> list[int]:
+        text = self._tokenizer.decode_all(ids)
+        found = next((call for call in CALLS if call[0] in text[:20_000]), None)
+        reply = DONE
+        if found is not None and SAID not in text.replace(f"{SAID} >", ""):  # which stands in the call itself
+            reply = f'<tool_call>{{"name": "{found[0]}", "arguments": {found[1]}}}</tool_call>'
+        return [*self._tokenizer.encode(reply).tolist(), self._tokenizer.eos_ids[0]]
+
+
+@pytest.mark.parametrize("program", ["claude", "codex"])
+async def test_a_stock_program_works_on_a_row_and_its_tests_pass(program: str, tmp_path: Path):
+    tokenizer = TaskTokenizer.load(model_of_bytes(tmp_path / "model"))
+    kinds = {"claude": ClaudeCodeSettings, "codex": CodexSettings}
+    settings = kinds[program](program=str(Path(CLIS) / program), time_limit_s=300.0)
+    sandbox = settings_of("bubblewrap", readable=[str(Path(CLIS).parents[1])], memory_mb=4096, processes=512)
+    life = Life(tokenizer, most=2000)
+    life.host.written = Policy(tokenizer)
+    rollout = harness_rollout(harness_kind(settings).make(settings, tmp_path), settings, partial(open_sandbox, sandbox))
+
+    await life.run(partial(rollout, PromptRow("Write a file.", metadata={"tests": TESTS})))
+
+    outcome = life.context.outcome_given()
+    assert (outcome.reward, outcome.metrics["failed"]) == (1.0, 0.0), (outcome.artefacts, life.context.completion)
+    assert DONE in life.context.completion
+    sampled = [segment for segment in life.context.segments() if SAID in tokenizer.decode(segment.tokens)]
+    assert sampled, "the call of the tool and its result are one row"
