@@ -45,6 +45,7 @@ NAMES = {
     "oracle": "steps to a reward of 0.9 at several lag bounds, compared with a synchronous loop",
     "cost": "CPU time per trajectory with and without progress messages",
     "sinks": "CPU time per trajectory with all sinks and with none; size and time of a scrape",
+    "sandbox": "starts of sandboxes per second, and milliseconds of a program in one",
     "history": "logs of a long run: their size, and time and memory of its audit and its keepers' starts",
 }
 Figures = dict[str, float]

@@ -162,6 +162,9 @@ _LOOP = {
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
+_SANDBOX = {"starts_per_s": Goal(60), "exec_median_ms": Goal(3, at_most=True)}
+
+
 def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
     """Return the goals of a measurement by name of the figure."""
     if name == "pipeline":
@@ -185,6 +188,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "sinks": _SINKS,
         "recovery": _RECOVERY,
         "history": _HISTORY,
+        "sandbox": _SANDBOX,
         "gateway": _GATEWAY,
         "live": _LIVE,
         "sessions": _SESSIONS,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.engine_settings import Capability, kinds_with
+from asyncrl.config.sandbox_settings import SANDBOXES
 
 _DENSE, _MIXTURES = ("tiny", "0.6b", "4b"), ("tiny-moe", "30b-a3b")  # shapes
 
@@ -361,6 +362,13 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; figures are medians (default: 3)")
 
 
+def _add_sandbox_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=SANDBOXES, default="bubblewrap", help="default: bubblewrap")
+    parser.add_argument("--starts", type=int, default=200, help="sandboxes to start (default: 200)")
+    parser.add_argument("--running", type=int, default=4, help="sandboxes that start at once (default: 4)")
+    parser.add_argument("--programs", type=int, default=300, help="programs in one sandbox (default: 300)")
+
+
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # by measurement
     "engine": _add_engine_options,
     "publication": _add_publication_options,
@@ -378,4 +386,5 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # by measurem
     "drafts": _add_drafts_options,
     "tastes": _add_tastes_options,
     "ray": _add_ray_options,
+    "sandbox": _add_sandbox_options,
 }

@@ -13,6 +13,7 @@ from asyncrl.config.load import ConfigError, Problem, load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_memory import memory_lines
 from asyncrl.run.preflight_rows import row_lines
+from asyncrl.run.preflight_sandbox import sandbox_hints
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines
@@ -60,6 +61,12 @@ def _check(config: str | Mapping[str, Any], overrides: Sequence[str]) -> Finding
         return Findings(error.problems, source=error.source)
     settings, base = loaded.config, loaded.base
     planned = plan(settings, base)
-    found = [*loaded.warnings, *hints(settings), *planned.hints(), *label_hints(settings, base)]
+    found = [
+        *loaded.warnings,
+        *hints(settings),
+        *planned.hints(),
+        *label_hints(settings, base),
+        *sandbox_hints(settings),
+    ]
     facts = [line for lines in _FACTS for line in lines(settings, base)]
     return Findings([], found, [*facts, planned.line()], planned.table())

@@ -36,7 +36,6 @@ class SandboxCapability(enum.Enum):
 class SandboxSettings(Settings):
     """Sandboxes, in which programs work on a task, and their limits."""
 
-    # `none`: a folder of this machine, without isolation.
     # `bubblewrap`: private files and no network; it needs the program `bwrap` (Debian: `apt-get install bubblewrap`).
     # `none`: a folder of this machine, without isolation.
     kind: Literal["bubblewrap", "none"] = "bubblewrap"
@@ -82,10 +81,14 @@ class SandboxKind:
 
 
 _WEAKER = {
-    SandboxCapability.SHARED_MEMORY_LIMIT: "memory_mb limits each process, not all of them together",
-    SandboxCapability.PROCESS_LIMIT: "processes is not limited",
-    SandboxCapability.CORE_LIMIT: "programs can use more than cores",
-    SandboxCapability.DISK_LIMIT: "disk_mb limits each file, not all of them together",
+    SandboxCapability.SHARED_MEMORY_LIMIT: (
+        "sandbox.memory_mb limits each process, and not shared memory: the worker can make no control groups (cgroups)"
+    ),
+    SandboxCapability.PROCESS_LIMIT: (
+        "sandbox.processes has no effect: the worker can make no control groups (cgroups)"
+    ),
+    SandboxCapability.CORE_LIMIT: "sandbox.cores is a default: programs can take more",
+    SandboxCapability.DISK_LIMIT: "sandbox.disk_mb limits each file, not all of them together",
 }
 
 

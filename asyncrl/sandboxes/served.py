@@ -19,7 +19,7 @@ from asyncrl.sandboxes.control_groups import ControlGroups
 from asyncrl.sandboxes.output import ProgramOutput
 from asyncrl.sandboxes.sandbox import ExecResult, FileRefused, Limit, OnOutput, SandboxError
 
-_START_S, _END_S = 20.0, 10.0
+_START_S, _END_S = 60.0, 10.0
 _PACKET, _FD = 1 << 16, 4
 _MB = 1_000_000
 _NOT_STARTED: dict[int, Limit] = {errno.EAGAIN: "processes"}
@@ -89,6 +89,11 @@ class ServedSandbox:
         finally:
             for fd in launch.fds:
                 os.close(fd)
+
+    @property
+    def process(self) -> int | None:
+        """The number of its first process on the host, once it is started."""
+        return None if self._process is None else self._process.pid
 
     async def exec(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal` also imports `enum`, which takes longer than all the rest
 import _socket
-import os
+import posix as os  # `os` itself takes longer
 import resource
 import select
 import sys
@@ -131,10 +131,10 @@ def _kill_group(process: int) -> None:
 
 
 def _read(fd: int) -> bytes:
-    pieces = []
-    while piece := os.pread(fd, 1 << 20, sum(map(len, pieces))):
-        pieces.append(piece)
-    return b"".join(pieces)
+    data = b""
+    while piece := os.pread(fd, 1 << 20, len(data)):
+        data += piece
+    return data
 
 
 def _folder_of(path: bytes, *, made: bool) -> tuple[int, bytes]:
