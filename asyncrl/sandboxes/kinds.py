@@ -1,4 +1,4 @@
-"""Opening of sandboxes."""
+"""Opening of sandboxes, and the end of those whose worker was killed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from asyncrl.config.sandbox_settings import SandboxSettings
-from asyncrl.sandboxes.control_groups import end_group, group_parents
+from asyncrl.sandboxes.control_groups import ControlGroups, group_parents
 from asyncrl.sandboxes.leftovers import is_left
 from asyncrl.sandboxes.sandbox import Sandbox
 from asyncrl.sandboxes.served import ServedSandbox
 
+_looked = False  # for what killed workers left
+
 
 @asynccontextmanager
 async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
-    """Start a sandbox, and destroy it at the end.
+    """Start a sandbox, and destroy it at the end. The first one of a process ends what killed workers have left.
 
     Raises:
         SandboxError: it does not start.
     """
+    global _looked
+    if not _looked:
+        _looked = True
+        await end_leftovers()
     sandbox = ServedSandbox(settings)
     await sandbox.start()
     try:
@@ -31,15 +37,18 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
         await asyncio.shield(sandbox.destroy())
 
 
-def end_leftovers() -> list[str]:
+async def end_leftovers() -> list[str]:
     """End all processes, and remove all files, of sandboxes whose workers were killed; returns their names.
 
     A sandbox ends with its worker. Left are groups without processes, and sandboxes whose first process was killed too.
     """
-    groups = [folder for parent in set(group_parents().values()) for folder in parent.iterdir() if is_left(folder.name)]
-    for group in groups:
-        end_group(group)
-    folders = [folder for folder in Path(tempfile.gettempdir()).iterdir() if is_left(folder.name)]
+    groups = [folder for parent in set(group_parents().values()) for folder in _left_in(parent)]
+    folders = _left_in(Path(tempfile.gettempdir()))
+    await ControlGroups(groups).end()
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return sorted({left.name for left in (*groups, *folders)})
+
+
+def _left_in(parent: Path) -> list[Path]:
+    return [folder for folder in parent.iterdir() if is_left(folder.name)]

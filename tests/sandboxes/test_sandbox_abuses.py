@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -320,7 +321,25 @@ async def test_after_the_kill_of_a_worker_nothing_is_left(kind):
         worker.wait()
 
     await until(lambda: not running(word), "no program is left", 5)
-    end_leftovers()
-    folders = [Path("/tmp"), *group_parents().values()]
-    assert not [path for folder in folders for path in folder.glob(f"asyncrl-sandbox-*-{worker.pid}-*")]
-    assert end_leftovers() == []
+    await end_leftovers()
+    places = [Path(tempfile.gettempdir()), *group_parents().values()]
+    assert not [path for place in places for path in place.glob(f"asyncrl-sandbox-*-{worker.pid}-*")]
+
+
+async def test_a_sandbox_whose_first_process_was_killed_too_is_ended_by_the_next_worker():
+    settings_of("none")
+    word = f"5000{os.getpid()}"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER.format(kind="none", word=word)])
+    await until(lambda: len(running(word)) >= 2, "the programs run")
+    first = [one for one in psutil.Process(worker.pid).children() if "server.py" in " ".join(one.cmdline())]
+
+    for process in (*first, psutil.Process(worker.pid)):
+        process.kill()
+    worker.wait()
+    await end_leftovers()
+    try:
+        assert [*Path(tempfile.gettempdir()).glob(f"asyncrl-sandbox-*-{worker.pid}-*")] == []
+        assert not (group_parents() and running(word))
+    finally:
+        for process in running(word):
+            os.kill(process, signal.SIGKILL)
