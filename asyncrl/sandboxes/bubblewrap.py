@@ -61,10 +61,10 @@ class Bubblewrap(SandboxKind):
                 yield Finding(("sandbox.readable",), message)
 
     def problem(self, settings: SandboxSettings) -> str:
+        if absent := [path for path in settings.readable if not Path(path).exists()]:
+            return f"sandbox.readable: {absent[0]} does not exist on this machine"
         if os.geteuid() == 0 and shutil.which("setpriv") is None:
             return "the worker is root and has no program `setpriv`, by which bubblewrap starts without its rights"
-        if absent := [path for path in settings.readable if not Path(path).exists()]:
-            return f"sandbox.readable: there is no {absent[0]}"
         return _fault_of_bubblewrap()
 
     def capabilities(self) -> frozenset[SandboxCapability]:

@@ -63,12 +63,14 @@ _REFUSED: dict[str, tuple[int, int]] = {  # numbers on x86_64 and aarch64
 }
 _ONLY_X86 = (172, 173)  # iopl, ioperm
 _IOCTL = {"x86_64": 16, "aarch64": 29}
+_SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+_FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink; others, such as vsock, know no network namespaces
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # a second numbering of x86_64
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of the filter
-_NUMBER, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # offsets in what it reads
-_ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in what it reads
+_ALLOW, _EPERM, _ENOSYS, _EAFNOSUPPORT, _KILL = 0x7FFF0000, 0x50001, 0x50026, 0x50061, 0x80000000
 _ABSENT = ("io_uring_setup", "io_uring_enter", "io_uring_register")  # programs do without, where these are absent
 
 
@@ -94,6 +96,11 @@ def filter_program() -> bytes:
         refused.update(_ONLY_X86)
     for number, answer in sorted({**dict.fromkeys(refused, _EPERM), **dict.fromkeys(absent, _ENOSYS)}.items()):
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    for number in _SOCKETS[machine]:
+        lines += [(_EQUAL, 0, 2 * len(_FAMILIES) + 2, number), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+        for family in _FAMILIES:
+            lines += [(_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
+        lines.append((_RETURN, 0, 0, _EAFNOSUPPORT))
     lines += [(_EQUAL, 0, 2 * len(_TERMINAL_INPUT) + 1, _IOCTL[machine]), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
     for request in _TERMINAL_INPUT:
         lines += [(_EQUAL, 0, 1, request), (_RETURN, 0, 0, _EPERM)]

@@ -178,7 +178,7 @@ def _open_to_write(path: bytes, executable: bool) -> int:
 
 def _limit(limits: list[str]) -> None:
     """Limit this process and those that it starts: each limit is NAME=NUMBER."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a limit of 0 does not hold where a program takes the dumps
     for limit in limits:
         name, _, text = limit.partition("=")
         kind, number = getattr(resource, f"RLIMIT_{name}"), int(text)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import pytest
 
 from asyncrl.config.sandbox_settings import SandboxSettings, sandbox_kind
@@ -27,3 +28,8 @@ async def output_of(sandbox: Sandbox, command: Sequence[str], **options: Any) ->
 async def script(sandbox: Sandbox, text: str, **options: Any) -> tuple[ExecResult, str]:
     """Run lines of a shell."""
     return await output_of(sandbox, ["sh", "-c", text], **options)
+
+
+def running(word: str) -> list[int]:
+    """Return the processes of this machine, those in sandboxes too, with a word in their command lines."""
+    return [one.pid for one in psutil.process_iter(["cmdline"]) if word in (one.info["cmdline"] or ())]

@@ -2,17 +2,18 @@
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 
 from asyncrl.config.sandbox_settings import SANDBOXES, SandboxKind, SandboxSettings, sandbox_kind
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import ExecResult, FileRefused, Sandbox, SandboxError
 from asyncrl.sandboxes.served import ServedSandbox
-from harness.sandboxes import output_of, script, settings_of
+from harness.sandboxes import output_of, running, script, settings_of
+from harness.stage import until
+
+WORD = f"9000{os.getpid()}"  # in command lines of programs of these tests
 
 
 @pytest.fixture(params=SANDBOXES)
@@ -51,16 +52,16 @@ async def test_a_program_reads_its_input_and_environment_and_its_streams_are_kep
 
 async def test_output_comes_while_the_program_runs(sandbox):
     came = asyncio.Event()
-    running = asyncio.ensure_future(
+    program = asyncio.ensure_future(
         sandbox.exec(
             ["sh", "-c", "echo first; while [ ! -e end ]; do sleep 0.01; done"], on_output=lambda *_: came.set()
         )
     )
 
     await asyncio.wait_for(came.wait(), 30)
-    assert not running.done()
+    assert not program.done()
     await sandbox.put("end", b"")
-    assert await running == ExecResult(0)
+    assert await program == ExecResult(0)
 
 
 async def test_an_environment_has_nothing_of_the_worker(sandbox, monkeypatch):
@@ -82,13 +83,10 @@ async def test_unknown_programs_and_signals_have_the_exit_codes_of_a_shell(sandb
 
 
 async def test_a_program_that_runs_too_long_is_killed_with_its_children(sandbox):
-    began = time.monotonic()
-
-    result, _ = await script(sandbox, "sleep 100 & sleep 100", wall_s=0.2)
+    result, _ = await script(sandbox, f"sleep {WORD}1 & sleep {WORD}1", wall_s=0.2)
 
     assert result == ExecResult(-9, "wall_s")
-    assert time.monotonic() - began < 30
-    assert "sleep 100" not in (await script(sandbox, "ps ax 2>/dev/null || true"))[1]
+    await until(lambda: not running(f"{WORD}1"), "its children end")
 
 
 async def test_a_program_that_prints_too_much_is_killed_and_the_first_bytes_are_kept(sandbox):
@@ -158,43 +156,41 @@ async def test_a_program_reaches_a_server_of_the_worker(sandbox):
 
 async def test_a_cancelled_program_ends(sandbox):
     came = asyncio.Event()
-    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", "echo; sleep 1000"], on_output=lambda *_: came.set()))
+    program = asyncio.ensure_future(sandbox.exec(["sh", "-c", f"echo; sleep {WORD}2"], on_output=lambda *_: came.set()))
     await asyncio.wait_for(came.wait(), 30)
 
-    running.cancel()
+    program.cancel()
 
-    async with asyncio.timeout(30):
-        while "sleep 1000" in (await script(sandbox, "ps ax 2>/dev/null"))[1]:
-            pass
+    await until(lambda: not running(f"{WORD}2"), "the program ends")
 
 
 async def test_nothing_runs_after_the_end_of_a_sandbox(settings):
     sandbox = ServedSandbox(settings)
     await sandbox.start()
-    await script(sandbox, "setsid sleep 4321 >/dev/null 2>&1 &")
-    running = asyncio.ensure_future(sandbox.exec(["sleep", "4321"], on_output=lambda *_: None))
+    await script(sandbox, f"setsid sleep {WORD}3 >/dev/null 2>&1 &")
+    program = asyncio.ensure_future(sandbox.exec(["sleep", f"{WORD}3"], on_output=lambda *_: None))
     await asyncio.sleep(0)
 
     await sandbox.destroy()
     await sandbox.destroy()
 
     with pytest.raises(SandboxError, match="destroyed"):
-        await running
+        await program
     with pytest.raises(SandboxError, match="destroyed"):
         await script(sandbox, "true")
-    assert not [process for process in psutil.process_iter(["cmdline"]) if "4321" in (process.info["cmdline"] or ())]
+    assert not running(f"{WORD}3")
 
 
 async def test_a_sandbox_whose_process_is_killed_fails_and_is_no_fault_of_the_program(settings):
     sandbox = ServedSandbox(settings)
     await sandbox.start()
-    running = asyncio.ensure_future(sandbox.exec(["sleep", "100"], on_output=lambda *_: None))
+    program = asyncio.ensure_future(sandbox.exec(["sleep", "100"], on_output=lambda *_: None))
     await asyncio.sleep(0)
 
     sandbox._process.kill()
 
     with pytest.raises(SandboxError, match="failed"):
-        await running
+        await program
     await sandbox.destroy()
 
 
