@@ -84,7 +84,8 @@ class Bubblewrap(SandboxKind):
         limits = [f"DATA={memory}", f"FSIZE={disk}", f"NPROC={settings.processes}"]
         python = _python()
         files = [*_system(), *_bound(_libraries_of(python)), *given, *_memory(disk, settings.readable)]
-        command = ["bwrap", *_ALONE, *files, "--", python, "-I", "-S", _SERVER, _WORKSPACE, *limits]
+        program = [shutil.which("bwrap") or "bwrap", *_ALONE, *files]
+        command = [*program, "--", python, "-I", "-S", _SERVER, _WORKSPACE, *limits]
         return Launch([*_without_rights(), *command], _WORKSPACE, tuple(fds), settings.disk_mb)
 
 
