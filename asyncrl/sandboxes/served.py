@@ -78,7 +78,7 @@ class ServedSandbox:
             with _on_cores(self._settings.cores):
                 self._process = subprocess.Popen(
                     [*self._groups.entering(), *launch.command],
-                    stdin=control,
+                    stdin=control.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,
                     pass_fds=launch.fds,
