@@ -13,7 +13,6 @@ from asyncrl.config.engine_settings import Capability, EngineGroup, EngineKind, 
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
-from asyncrl.config.sandbox_settings import SandboxSettings, sandbox_kind
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import (
     Config,
@@ -74,13 +73,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_router(config.engine),
         *_seeded(config),
         *_tasks(config),
-        *_sandbox(config.sandbox),
     ]
-
-
-def _sandbox(sandbox: SandboxSettings) -> Iterator[Finding]:
-    if changed_keys(sandbox):
-        yield from sandbox_kind(sandbox.kind).checks(sandbox)
 
 
 def _only(config: Config) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -291,7 +291,8 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
         elif (named := named_tables(fields[name])) is not None:
             values[name] = _convert_named(named, fields[name], value, key, findings)
         elif kinds := kinds_of(fields[name]):
-            values[name] = _convert_kinds(kinds, value, key, findings)
+            of_names = get_origin(fields[name]) is dict
+            values[name] = (_convert_named_kinds if of_names else _convert_kinds)(kinds, value, key, findings)
         elif not is_table(fields[name]):
             try:
                 if isinstance(value, float) and not math.isfinite(value):
@@ -329,6 +330,20 @@ def _convert_named(
     return values
 
 
+def _convert_named_kinds(
+    kinds: dict[str, type[msgspec.Struct]], raw: Any, prefix: str, findings: list[Finding]
+) -> dict[str, msgspec.Struct]:
+    """Tables under names of the user's, each of the kind that it names."""
+    if not isinstance(raw, dict):
+        findings.append(_wrong(prefix, raw, f"tables of settings, [{prefix}.NAME]"))
+        return {}
+    values = {}
+    for name, value in raw.items():
+        if (table := _convert_kind(kinds, value, join_key(prefix, name), findings)) is not None:
+            values[name] = table
+    return values
+
+
 def _convert_kinds(
     kinds: dict[str, type[msgspec.Struct]], raw: Any, prefix: str, findings: list[Finding]
 ) -> list[msgspec.Struct]:
@@ -338,15 +353,22 @@ def _convert_kinds(
         return []
     found, values = list[Finding](), []
     for number, value in enumerate(raw):
-        key = join_key(prefix, str(number))
-        given = dict(value) if isinstance(value, dict) else {}
-        kind = kinds.get(str(given.pop("kind", "")))
-        if kind is None:
-            found.append(_wrong(key, value, f"a table with kind = one of {', '.join(map(toml_text, kinds))}"))
-        else:
-            values.append(_convert(kind, given, key, found))
+        if (table := _convert_kind(kinds, value, join_key(prefix, str(number)), found)) is not None:
+            values.append(table)
     findings += [Finding((*finding.keys, prefix), finding.message) for finding in found]
     return values
+
+
+def _convert_kind(
+    kinds: dict[str, type[msgspec.Struct]], raw: Any, key: str, findings: list[Finding]
+) -> msgspec.Struct | None:
+    """A table of the kind that it names; None for an unknown kind, which is noted."""
+    given = dict(raw) if isinstance(raw, dict) else {}
+    kind = kinds.get(str(given.pop("kind", "")))
+    if kind is None:
+        findings.append(_wrong(key, raw, f"a table with kind = one of {', '.join(map(toml_text, kinds))}"))
+        return None
+    return _convert(kind, given, key, findings)
 
 
 def _wrong(key: str, value: Any, expected: str) -> Finding:

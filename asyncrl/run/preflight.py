@@ -42,7 +42,6 @@ from asyncrl.run.preflight_model import (
 )
 from asyncrl.run.preflight_quantised import check_quantised
 from asyncrl.run.preflight_rows import check_data
-from asyncrl.run.preflight_sandbox import check_sandbox
 from asyncrl.run.reward_trial import label_faults
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
@@ -84,7 +83,6 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         _functions_beside,
         _data,
         _sinks,
-        check_sandbox,
     )
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
