@@ -11,9 +11,9 @@ from asyncrl.api.overrides import as_words
 from asyncrl.config.hints import hints, slot_lines
 from asyncrl.config.load import ConfigError, Problem, load_config
 from asyncrl.run.preflight import check_surroundings
+from asyncrl.run.preflight_harness import sandbox_hints
 from asyncrl.run.preflight_memory import memory_lines
 from asyncrl.run.preflight_rows import row_lines
-from asyncrl.run.preflight_sandbox import sandbox_hints
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines

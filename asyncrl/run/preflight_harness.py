@@ -9,7 +9,7 @@ from asyncrl.child_pool.frames import Setup
 from asyncrl.config.finding import Finding
 from asyncrl.config.harness_settings import KINDS, harness_name, harness_settings
 from asyncrl.config.held_out import graded_tasks
-from asyncrl.config.sandbox_settings import sandbox_kind
+from asyncrl.config.sandbox_settings import sandbox_kind, weaker_limits
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import Task
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
@@ -36,6 +36,12 @@ def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
     if not faults and (problem := kind.problem(config.sandbox)):
         yield Finding(("sandbox.kind",), problem)
     yield from _template(config.model, base, using[0])
+
+
+def sandbox_hints(config: Config) -> list[str]:
+    """Return the limits of sandboxes that hold only in part for workers on this machine."""
+    using = any(harness_name(task.rollout) for task in graded_tasks(config).values())
+    return weaker_limits(config.sandbox) if using and config.placement.one_machine else []
 
 
 def _template(model: ModelSettings, base: Path, task: Task) -> Iterator[Finding]:

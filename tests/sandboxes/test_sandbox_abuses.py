@@ -70,6 +70,15 @@ async def test_files_of_the_host_are_not_there(sandbox, tmp_path: Path):
         assert result.code != 0, text
 
 
+async def test_files_that_the_settings_name_are_read_and_not_written():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "data").write_text("data")
+        async with open_sandbox(settings_of("bubblewrap", readable=[folder])) as sandbox:
+            assert await script(sandbox, f"cat {folder}/data") == (ExecResult(0), "data")
+            assert (await script(sandbox, f"touch {folder}/new"))[0].code != 0
+
+
 async def test_the_environment_and_command_line_of_no_process_of_the_host_are_seen(sandbox, monkeypatch):
     monkeypatch.setenv("NATS_PASSWORD", SECRET)
     other = subprocess.Popen(["sleep", "60", SECRET], stderr=subprocess.DEVNULL)
