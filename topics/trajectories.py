@@ -200,10 +200,6 @@ class ProgressStored(Message):
     routing: str = ""  # blob of the experts that these answers name, name:size:xxh3:chunks; "": they name none
 
 
-Spans: TypeAlias = Annotated[str, Meta(pattern=r"^([a-z]{1,16}:\d{1,9}(\.\d{1,4})?(,|\Z))*\Z")]
-"""Seconds by activity, such as `generate:1.25,tool:0.5`."""
-
-
 class TrajectoryGeneratedHeaders(Headers):
     """Headers that folds need of a result, so that they never read its tokens."""
 
@@ -213,7 +209,7 @@ class TrajectoryGeneratedHeaders(Headers):
     by_version: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")] = msgspec.field(name="versions")
     secret: SecretIds = ""
     routing_blob: str = msgspec.field(name=ROUTING, default="")
-    spans: Spans = ""
+    spans: str = ""
 
 
 class TrajectoryGenerated(_OfMember):
@@ -234,7 +230,7 @@ class TrajectoryGenerated(_OfMember):
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
     routing: Routing | None = None  # where engines return experts
-    spans: Spans = ""  # seconds of this delivery by activity: generate, hold, tool, store, other
+    spans: str = ""  # seconds of this delivery by activity, such as `generate:1.25,tool:0.5`
 
     @property
     def by_version(self) -> str:
