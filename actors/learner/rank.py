@@ -28,6 +28,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.megatron.parallel_config import layout_of
+from asyncrl.training.objective import objective_of
 from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_gpu, work_of
@@ -113,6 +114,7 @@ class Rank:
         with named_where_full(self._rank):
             kind = trainer_kind(self._config.learner.trainer)
             self.trainer = kind.open(self._config, model, self._files.base)
+            self.trainer.compile_for(objective_of(self._config, 1))
         weights = self._config.weights
         store, run = store_kind(weights.store).open(self._place), "" if weights.delta == "never" else self._config.run
         member = Member(self._rank, self._ranks)

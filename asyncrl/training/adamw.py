@@ -73,6 +73,16 @@ class NarrowAdamW(torch.optim.Optimizer):
                     known[count] = _numbers(group, count).to(parameter.device)
                 self._move(parameter, [state[key] for key in MOMENTS], known[count])
 
+    @torch.no_grad()
+    def compile(self) -> None:
+        """Compile the pass for tensors of any size."""
+        group = self.param_groups[0]
+        for parameter in group["params"][:1] if self._fast else []:
+            kind, tensors = self._arguments(parameter, [parameter.new_empty(0, dtype=self._moments) for _ in MOMENTS])
+            numbers = _numbers(group, 1.0).to(parameter.device)
+            for rows in (2, 3):  # torch compiles the second size for all sizes
+                self._fast[kind](*(one.new_zeros(rows, _ALIGNED) for one in tensors), numbers)
+
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
@@ -81,12 +91,18 @@ class NarrowAdamW(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)  # in host memory, for readers
         return state
 
-    def _move(self, parameter: torch.Tensor, moments: list[torch.Tensor], numbers: torch.Tensor) -> None:
+    def _arguments(
+        self, parameter: torch.Tensor, moments: list[torch.Tensor]
+    ) -> tuple[Callable[..., None], list[torch.Tensor]]:
+        """Return the pass over a parameter, and its tensors."""
         assert parameter.grad is not None
         halves = None if self._masters is None else self._masters.halves(parameter)
         weights = [parameter.detach()] if halves is None else list(halves)
         tensors = [local(one) for one in (*weights, parameter.grad, *moments)]
-        kind: Callable[..., None] = _move_whole if halves is None else _move_halves
+        return _move_whole if halves is None else _move_halves, tensors
+
+    def _move(self, parameter: torch.Tensor, moments: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        kind, tensors = self._arguments(parameter, moments)
         if tensors[0].numel() % _ALIGNED == 0:
             self._fast.get(kind, kind)(*(one.view(-1, _ALIGNED) for one in tensors), numbers)
         else:

@@ -88,17 +88,24 @@ def document_attention(
         return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0).to(dtype), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _by_runs((query, key, value), documents, scale=scale, window=window).unsqueeze(0), None
+    return _by_groups((query, key, value), documents, scale=scale, window=window).unsqueeze(0).to(dtype), None
+
+
+def _by_groups(
+    heads: Sequence[torch.Tensor], documents: Documents, *, scale: float | None, window: int
+) -> torch.Tensor:
+    """Attention, [T, heads, D], of documents of one length at once."""
     sizes = [count * length for count, length in documents.groups]
     parts = []
     # One split, whose gradient is one copy: that of each slice would be as long as the whole sequence.
-    queries, keys, values = (torch.split(one, sizes, 2) for one in (query, key, value))
+    queries, keys, values = (torch.split(one, sizes, 2) for one in heads)
     for number, (count, length) in enumerate(documents.groups):
         seen = documents.seen[number] if documents.seen else ()
         before = sum(sizes[one] for one in seen)
-        mask = _band(length, window, query.device, before) if before or 0 < window < length else None
+        mask = _band(length, window, heads[0].device, before) if before or 0 < window < length else None
         own = (queries[number], *(_in_order(one, seen, number, count) for one in (keys, values)))
         parts.append(_attended(own, count, mask, scale))
-    return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0).to(dtype), None
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _by_runs(heads: Sequence[torch.Tensor], documents: Documents, *, scale: float | None, window: int) -> torch.Tensor:

@@ -103,6 +103,11 @@ class ModelOptimizer:
         if self._masters is not None:
             self._masters.round()
 
+    def compile(self) -> None:
+        """Compile the update, once there is a gradient."""
+        if isinstance(self._optimizer, NarrowAdamW):
+            self._optimizer.compile()
+
     def forget(self) -> None:
         """Forget the gradient."""
         self._optimizer.zero_grad()

@@ -17,7 +17,7 @@ from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents, Runs, VisibleKeys
 from asyncrl.training.prefix_tree import PrefixTree, prefix_tree
 
-_LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
+LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
 
 class Inputs(NamedTuple):
@@ -147,7 +147,7 @@ def _end_to_end(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDA
     """The place of each token that rows feed, and the rows as documents."""
     lengths = [len(row.tokens) - 1 for row in rows]
     multiple = MULTIPLE if device.type == "cuda" else 1
-    alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
+    alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= LONG else 0
     if alike:
         documents = [length + -length % multiple for length in lengths]
     else:

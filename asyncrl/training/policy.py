@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._functorch import config as partitioning
 
 from asyncrl.data.quantisation import read_quantisation
@@ -25,6 +28,11 @@ from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_log
 from topics.wire import UInt8Array
 
 T = TypeVar("T")
+
+KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "asyncrl" / "kernels"
+"""Folder of compiled kernels."""
+
+_GRAPHS = 64  # of one function
 
 
 class Policy(nn.Module):
@@ -140,8 +148,8 @@ class Loading:
     device: torch.device  # where this process computes
     dtype: torch.dtype  # of the matrix products; float32 or bfloat16
     compiled: bool
-    """Compile each layer at the first pass. Kernels are kept for later starts where torch keeps them:
-    `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files.
+    """Compile each layer at the first pass. Kernels are kept for later starts in `KERNELS`, or in
+    `TORCHINDUCTOR_CACHE_DIR`.
     """
     recompute: bool = False  # keep only layer inputs for the backward pass
     activations: float = (
@@ -184,6 +192,11 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     if how.compiled:
         # Of every graph that is compiled from here on; those without a gradient keep nothing anyway.
         partitioning.activation_memory_budget = how.activations
+        # Layers of policy, reference, teacher and critic are one function, which few graphs would leave uncompiled.
+        dynamo.recompile_limit = _GRAPHS
+        with suppress(OSError):
+            KERNELS.mkdir(parents=True, exist_ok=True)
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(KERNELS))
         for layer in policy.model.base_model.layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy

@@ -65,6 +65,9 @@ class Trainer(Protocol):
     beside_state: Mapping[str, bytes]  # further files of a checkpoint, by name
     adapter: PublishedAdapter | None  # what makes adapters of versions; None: they are whole models
 
+    def compile_for(self, objective: Objective) -> None:
+        """Compile what steps of an objective run, for rows of any length. Weights and optimiser stay as they are."""
+
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Make one update and return its metrics. The same rows and state give the same bits.
 

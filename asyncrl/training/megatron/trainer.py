@@ -35,6 +35,7 @@ from asyncrl.training.passes import Passes
 from asyncrl.training.passthrough_weights import PassthroughWeights
 from asyncrl.training.reference import NONE, STEM, VERSION, Reference
 from asyncrl.training.tensor_files import TensorFiles
+from topics.batches import Objective
 
 
 class MegatronCritic(Critic):
@@ -107,6 +108,9 @@ class MegatronTrainer(BaseTrainer):
         with self.placed():
             join(self.settings.layout)
             self._open(directory)
+
+    def compile_for(self, objective: Objective) -> None:
+        """Compile nothing: layers are compiled at their first pass."""
 
     def _open(self, directory: Path) -> None:
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16

@@ -32,6 +32,9 @@ class ScriptedTrainer:
         self._step_s, self._tokens_per_s = step_s, tokens_per_s
         self._never = threading.Event()
 
+    def compile_for(self, objective: Objective) -> None:
+        """Compile nothing: steps compute nothing."""
+
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Take the scripted time."""
         tokens_s = sum(len(row.tokens) for row in rows) / self._tokens_per_s if self._tokens_per_s else 0.0

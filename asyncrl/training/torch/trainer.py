@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from asyncrl.algorithms.losses import loss_of
+from asyncrl.algorithms.penalties import columns_of
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
-from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer
+from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer, on_device
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk_names import divided
@@ -31,8 +33,10 @@ from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.reference import Reference
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.sharding import Exchange
+from asyncrl.training.torch.first_rows import first_rows
 from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG, BaseModel, PublishedAdapter, digest_of_model
 from asyncrl.weights.directories import CheckpointError
+from topics.batches import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,21 @@ class TorchTrainer(BaseTrainer):
         self._moved = ""  # name of a frozen weight that is not the model's
         if lora is not None and lora.published:
             self.adapter = self._adapter(lora)
+
+    @on_device
+    def compile_for(self, objective: Objective) -> None:
+        if not self.settings.compiled:
+            return
+        loss = loss_of(objective)
+        read = dict.fromkeys([*columns_of(objective.penalties), *loss.needs])
+        scorers = [self.scorers[name] for name in read if name in self.scorers]
+        top = loss.top_k or 1
+        for rows in first_rows(self.settings.micro_batch_tokens, self._policy.context, loss.needs, top=top):
+            for scorer in scorers:
+                self._passes.column(scorer, rows)
+            self._gradient([rows], loss)
+        self._own.compile()
+        self._own.forget()
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
