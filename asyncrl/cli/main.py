@@ -46,6 +46,7 @@ COMMANDS = {
     "topics": "print all topics with their publishers, subscribers and retention",
     "roles": "print what each role may publish and subscribe to, or make a user for each",
     "check": "list every problem of a config without starting anything",
+    "plan": "measure engine and trainer of a config alone, and propose devices, slots and batch",
     "model": "fetch a model: a known name, a hub id, a directory or a GGUF file",
     "settings": "print every setting of a config",
     "chaos": "kill and freeze processes of a run, then audit it",
