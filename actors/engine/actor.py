@@ -24,6 +24,7 @@ from asyncrl.background import all_of, first_of, unless
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
+from asyncrl.config.devices import shares_with_learner
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import open_control
@@ -76,7 +77,8 @@ class EngineActor:
         # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = WeightTransfer(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
-        self._gpu = SharedGpu(context, self._news) if config.placement.colocate == "time_slice" else None
+        turns = config.placement.colocate == "time_slice" and shares_with_learner(config, context.actor_id)
+        self._gpu = SharedGpu(context, self._news) if turns else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:
             self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.runtime.actor import Context
+from asyncrl.config.devices import gpus_of_learner, memory_fraction, shares_with_learner
 from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
@@ -28,6 +29,7 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     log_file = files.logs / f"{engine_id}.server.log"
     key_file, model = files.engine_key_file(config.engine, engine_id), files.model_path(config.model)
     home = ServerSpec(engine_id, config.engine, model, log_file, key_file, host=context.host)
+    home = home._replace(memory=memory_fraction(config, engine_id))
     home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
     if config.gateway.count and serves_clients(config, engine_id):
         home = home._replace(gap_s=config.gateway.idle_wait_s)
@@ -38,10 +40,10 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     lora = config.learner.lora
     if lora.rank and lora.publish == "adapter" and home.group.adapters == "served":
         return home._replace(serves=Shape(context.bus.run, lora.rank, tuple(lora.targets)))
-    return home._replace(staged=_is_staged(config, home.group, model))
+    return home._replace(staged=_is_staged(config, engine_id, home.group, model))
 
 
-def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
+def _is_staged(config: Config, engine_id: str, group: EngineGroup, model: Path) -> bool:
     """Return whether versions are copied into memory next to the server before its requests stop."""
     if group.staged != "auto":
         return group.staged == "always"
@@ -49,9 +51,6 @@ def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
         return False
     if group.gpus_needed > 1 or config.weights.transport != "never":
         return False
-    learner = config.learner
-    if learner.device.startswith("cuda"):
-        first = int(learner.device.partition(":")[2] or 0)
-        if not group.gpus or not set(group.gpus).isdisjoint(range(first, first + learner.ranks)):
-            return False  # a trainer's memory grows and shrinks: memory that is free now may be missing later
+    if gpus_of_learner(config.learner) and (not group.gpus or shares_with_learner(config, engine_id)):
+        return False  # a trainer's memory grows and shrinks: memory that is free now may be missing later
     return quantised_as(model, config.weights.format) is None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from urllib.parse import urlsplit
 
 from asyncrl.config.check import not_a_function, unused
+from asyncrl.config.devices import gpus_of_learner, gpus_of_server
 from asyncrl.config.engine_settings import KINDS, Capability, EngineGroup, EngineSettings, kind_of, kinds_with
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
@@ -150,7 +152,7 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
         message = f"{away[0]} is on another host, which gets weights only from the store; set weights.transport"
         yield Finding((f"{table}.addresses", "weights.transport"), f'{message} = "never"')
     yield from group.of_kind.transport_checks(table, group, way)
-    gpus = _gpus_of(learner)
+    gpus = gpus_of_learner(learner)
     started = gpu and group.can(Capability.PROCESSES, Capability.GPU)
     if started and way == "ipc" and set(group.gpus) - {*gpus}:
         message = f"found {group.gpus}, expected GPUs of the learner, {[*gpus]}, for weights.transport = "
@@ -170,7 +172,7 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
     placement = config.placement
     if placement.colocate != "memory":
         why = f'it is of placement.colocate = "memory", found "{placement.colocate}"'
-        yield from unused(config, "placement", "placement.colocate", why, "learner_fraction")
+        yield from unused(config, "placement", "placement.colocate", why, "learner_fraction", "engine_fraction")
     if placement.colocate != "none" and not config.trains:
         message = 'no learner runs here (only), with which engines could share a GPU; set placement.colocate = "none"'
         yield Finding(("placement.colocate", "only"), message)
@@ -220,21 +222,19 @@ def _memory(config: Config) -> Iterator[Finding]:
         message = f'found "{learner.device}", expected cuda: parts of a GPU\'s memory are shared'
         yield Finding(("learner.device", "placement.colocate"), message)
         return
-    gpus = dict.fromkeys(_gpus_of(learner), placement.learner_fraction)
-    keys = ["placement.learner_fraction"]
+    gpus, stated = dict.fromkeys(gpus_of_learner(learner), placement.learner_fraction), placement.engine_fraction
+    keys = ["placement.learner_fraction", *(["placement.engine_fraction"] if stated else [])]
     for table, group in config.engine.tables.items():
-        if not group.on_gpus:
-            continue
-        stated = _fraction(group)
-        if stated is None:
-            option = group.of_kind.memory_option
-            message = f'state the part of the memory that a server takes: "{option}", a number between 0 and 1'
-            yield Finding((f"{table}.arguments", "placement.colocate"), message)
-            return
-        keys.append(f"{table}.arguments")
-        servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first GPUs
-        for gpu in group.gpus or range(group.gpus_needed):
-            gpus[gpu] = gpus.get(gpu, 0.0) + servers * stated
+        keys += [f"{table}.arguments"] if group.on_gpus and not stated else []
+        for gpu in chain(*(gpus_of_server(group, one) for one in range(group.count))) if group.on_gpus else ():
+            part = stated or _fraction(group)
+            if gpu in gpus and part is None:
+                option = group.of_kind.memory_option
+                message = f'state the part of the memory that a server takes: "{option}", a number between 0 and 1, or '
+                message += "placement.engine_fraction"
+                yield Finding((f"{table}.arguments", "placement.colocate"), message)
+                return
+            gpus |= {gpu: gpus[gpu] + (part or 0.0)} if gpu in gpus else {}
     for gpu, total in sorted(gpus.items()):
         if total > 1.0:
             message = f"learner and servers take {total:g} of the memory of GPU {gpu} together, expected at most 1"
@@ -249,12 +249,6 @@ def _fraction(group: EngineGroup) -> float | None:
     except ValueError:
         return None
     return found if 0.0 < found < 1.0 else None
-
-
-def _gpus_of(learner: LearnerSettings) -> range:
-    """Numbers of the learner's GPUs."""
-    number = learner.device.partition(":")[2]
-    return range(int(number), int(number) + 1) if number else range(learner.ranks)
 
 
 def autoscale_contradictions(config: Config) -> Iterator[Finding]:

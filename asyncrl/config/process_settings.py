@@ -110,10 +110,14 @@ class PlacementSettings(Settings):
     # Roles whose processes several runs share: the run starts none of them until `asyncrl share` assigns some.
     lent: list[LentRole] = msgspec.field(default_factory=list)
     # How learner and engines share a GPU: `none` (separate GPUs, or both fit without coordination), `memory` (each has
-    # a stated part of its memory), `time_slice` (one at a time; the other releases its memory).
+    # a stated part of its memory), `time_slice` (one at a time; the other releases its memory). Engines whose GPUs
+    # (`engine.gpus`) are none of the learner's are not concerned.
     colocate: Literal["none", "memory", "time_slice"] = "none"
     # With `colocate = "memory"`: part of the memory of a GPU that a rank of the learner may take.
     learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    # With `colocate = "memory"`: part of the memory of a GPU of the learner that a server there may take; servers with
+    # a GPU to themselves take what their arguments say. 0: all do.
+    engine_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     @property
     def one_machine(self) -> bool:

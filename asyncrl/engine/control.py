@@ -30,6 +30,7 @@ class ServerSpec(NamedTuple):
     host: str = LOOPBACK  # IP address of this host that it listens on
     gap_s: float = 0.0  # for which an update waits for a moment without requests of clients
     staged: bool = False  # versions are staged in memory before its requests stop
+    memory: float = 0.0  # part of its GPU's memory that it may take; 0: as its arguments say
     serves: Shape | None = None  # adapters that it adds to its model at each token; None: its versions are whole models
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from asyncrl.config.devices import gpus_of_server
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EngineControl, ServerSpec
 from asyncrl.engine.errors import EngineRefused, RequestFailed
@@ -138,7 +139,7 @@ class OwnControl(HTTPControl):
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the server, its GPUs among those of its group with them."""
         group, number = self._home.group, self._home.number
-        gpus = group.gpus[number * group.gpus_each : (number + 1) * group.gpus_each]
+        gpus = gpus_of_server(group, number) if group.gpus else []
         visible = {VISIBLE_GPUS: ",".join(map(name_of_gpu, gpus))} if gpus else {}
         return {**self.fixed, **visible, **group.environment}
 
@@ -151,8 +152,14 @@ class OwnControl(HTTPControl):
         arguments += ["--context-length", str(home.settings.context)] if home.settings.context else ()
         if home.key_file is not None:
             arguments += self.key_arguments(home.key_file)
-        return [*arguments, *(self.behind_a_router if home.settings.router.count else ()), *group.arguments]
+        router = self.behind_a_router if home.settings.router.count else ()
+        return [*arguments, *router, *group.arguments, *memory_words(home)]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the arguments that give the server its key: by file, since every user may read a command line."""
         return ["--api-key-file", str(key_file)]
+
+
+def memory_words(home: ServerSpec) -> list[str]:
+    """Return the argument with the part of the memory of its GPU that a server has; the last of two such counts."""
+    return [home.group.of_kind.memory_option, f"{home.memory:g}"] if home.memory else []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.config.devices import gpus_of_learner
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import largest_group
@@ -87,10 +88,7 @@ async def plan(config: Config, base: Path, seconds: float) -> Plan:
 
 def _gpus_of(config: Config) -> set[int]:
     """Return the numbers of the GPUs that the config names."""
-    learner, found = config.learner, set[int]()
-    if learner.device.startswith("cuda"):
-        first = int(learner.device.partition(":")[2] or 0)
-        found.update(range(first, first + learner.ranks))
+    found = set(gpus_of_learner(config.learner))
     for group in config.engine.pools.values():
         if group.on_gpus:
             found.update(group.gpus or range(group.servers * group.gpus_needed))
@@ -118,7 +116,9 @@ def _settings(config: Config, found: Proposal, gpus: int) -> dict[str, object]:
         settings["learner.device"] = "cuda:0" if len(learner) == 1 else "cuda"
         settings["learner.ranks"] = devices.ranks
         settings["engine.count"], settings["engine.gpus"] = devices.engines, list(engines)
-        settings |= {"placement.colocate": "memory"} if devices.shared else {}
+        if devices.shared:
+            settings |= {"placement.colocate": "memory", "placement.engine_fraction": 0.4}
+            settings["weights.transport"] = "never"  # a direct way reaches servers on the learner's GPU, or the others
     settings["rollout.slots"] = -(-found.slots // config.rollout.workers)
     settings["buffer.batch_groups"] = config.buffer.batch_groups
     return settings

@@ -10,6 +10,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged_reader import read_fold
 from asyncrl.bus.provision import queue_states
+from asyncrl.config.devices import shares_with_learner
 from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.run.connect import FoundRun, opened
@@ -182,7 +183,8 @@ class CostFold(Fold):
         """Return the GPUs that one process of a role, or one engine, takes."""
         if role_of(name) == "learner":
             return self.config.learner.ranks if self.config.learner.device != "cpu" else 0
-        if role_of(name) != "engine" or self.config.placement.colocate == "time_slice":
+        turns = self.config.placement.colocate == "time_slice"
+        if role_of(name) != "engine" or (turns and shares_with_learner(self.config, name)):
             return 0
         group = self.config.engine.group_of(name)
         return group.gpus_needed if group.on_gpus else 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.devices import memory_fraction, shares_with_learner
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
@@ -197,3 +198,33 @@ def test_a_key_of_sglang_that_reads_like_an_option_is_refused(written, tmp_path)
     load_config(written(plain), further=check_surroundings)
     found = [one.message for one in problems(written(plain + 'engine.kind = "sglang"\n'), files=True)]
     assert sum("may not begin with '-'" in message for message in found) == 1
+
+
+TWO_GPUS = ("engine.kind=sglang", "learner.device=cuda:0", "engine.count=2", "engine.gpus=[0,1]")
+
+
+def test_a_server_on_the_learners_gpu_has_less_memory_than_one_with_a_gpu_to_itself(tmp_path):
+    config = from_settings(MEMORY, *TWO_GPUS, part(0.85), "placement.engine_fraction=0.4").config
+
+    assert [shares_with_learner(config, name) for name in ("engine-1", "engine-2")] == [True, False]
+    assert [memory_fraction(config, name) for name in ("engine-1", "engine-2")] == [0.4, 0.0]
+    homes = [
+        ServerSpec(name, config.engine, tmp_path, tmp_path / "log", None, memory=memory_fraction(config, name))
+        for name in ("engine-1", "engine-2")
+    ]
+    commands = [SGLangControl(home).arguments() for home in homes]
+    assert [" ".join(words).rpartition("--mem-fraction-static ")[2].split()[0] for words in commands] == ["0.4", "0.85"]
+
+
+def test_parts_of_the_learners_gpu_are_added_up_and_those_of_other_gpus_are_not():
+    from_settings(MEMORY, *TWO_GPUS, "placement.engine_fraction=0.5")
+    message = the_problem("demo", MEMORY, *TWO_GPUS, "placement.engine_fraction=0.6").message
+    assert "learner and servers take 1.1 of the memory of GPU 0 together" in message
+
+
+def test_only_engines_on_the_learners_gpu_take_turns_with_it():
+    saver = 'engine.arguments=["--enable-memory-saver"]'
+    config = from_settings(TURNS, *TWO_GPUS, saver).config
+
+    assert [shares_with_learner(config, name) for name in ("engine-1", "engine-2")] == [True, False]
+    assert shares_with_learner(from_settings(TURNS).config, "engine-1")  # on a CPU

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.errors import RequestFailed
-from asyncrl.engine.http_control import HTTPControl, OwnControl
+from asyncrl.engine.http_control import HTTPControl, OwnControl, memory_words
 from asyncrl.engine.starting import EngineFailed
 from asyncrl.engine.vllm.api import ADAPTERS, ALWAYS, DIRECT, SLEEP, lacking
 from asyncrl.engine.vllm.arguments import FRONTS, KEY_FILE, LOGPROBS, SCALED, WORKER, adapter_room
@@ -106,7 +106,7 @@ class VLLMControl(VLLMServer, OwnControl):
         arguments += ["--scheduling-policy", "priority"] if home.priorities else ()
         arguments += ["--middleware", "asyncrl.engine.vllm.key_guard.KeyGuard"] if home.key_file is not None else ()
         arguments += adapter_room(home.serves.rank) if home.serves is not None else ()
-        return [*arguments, *group.arguments]
+        return [*arguments, *group.arguments, *memory_words(home)]
 
 
 class ExternalVLLM(VLLMServer):
