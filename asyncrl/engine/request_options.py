@@ -31,7 +31,10 @@ class Pace:
     """
 
     def __init__(self, manner: RequestOptions) -> None:
-        self._tokens = self._least = min(_STREAM_INTERVAL, manner.portion)
+        # No client reads the streams of rollouts, whose events then only bound the loss with a worker. Tokens of an
+        # event have one label, so that events are short where weights change under requests.
+        interval = _STREAM_INTERVAL if manner.event_s or manner.in_place else QUIET_TOKENS
+        self._tokens = self._least = min(interval, manner.portion)
         self._event_s = manner.event_s
         self._token_s = 0.0  # mean of the generations before
 

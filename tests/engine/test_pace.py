@@ -30,5 +30,10 @@ def test_short_generations_say_nothing_of_the_speed_and_without_a_time_nothing_d
 
 
 def test_the_first_token_of_a_short_stream_that_is_read_does_not_wait_for_the_last():
-    read, other = Pace(RequestOptions(event_s=0.01)), Pace(RequestOptions())
+    read, other = Pace(RequestOptions(event_s=0.01)), Pace(RequestOptions(in_place=True))
     assert [read.tokens(most) for most in (1, 2, 16, 17)] == [1, 1, 15, 16] and other.tokens(2) == 16
+
+
+def test_a_short_answer_to_a_rollout_has_one_event():
+    assert Pace(RequestOptions(portion=1024)).tokens(4096) == 64
+    assert Pace(RequestOptions(portion=1024, in_place=True)).tokens(4096) == 16
