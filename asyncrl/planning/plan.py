@@ -19,6 +19,7 @@ from asyncrl.planning.proposal import Devices, Measured, Proposal, Rows, devices
 from asyncrl.planning.rates import engine_rate, prompts_of, trainer_rate
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.init_model import create_configured
+from asyncrl.training.megatron.parallel_config import layout_of
 
 _WORTH = 1.05  # gain of larger batches that is told
 
@@ -28,7 +29,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     measured: Measured
     proposal: Proposal
-    gpus: int
     step_s: float  # expected
     settings: dict[str, object]  # proposed, by dotted key
 
@@ -37,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        measured, proposed, devices = self.measured, self.proposal, self.proposal.devices
+        measured, proposed = self.measured, self.proposal
         yield "engine alone, tokens/s by concurrent requests: " + ", ".join(
             f"{count}: {rate:,.0f}" for count, rate in measured.engine.items()
         )
@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
                 f"buffer.batch_groups = {proposed.best_batch_groups} would allow the slots of the engine's best rate: "
                 f"{proposed.best_tokens_per_s:,.0f} tokens/s"
             )
-        if devices.shared and self.gpus:
+        if "placement.colocate" in self.settings:
             yield 'an engine on each GPU, and the learner shares one of them: placement.colocate = "memory"'
         yield "proposed settings:"
         for key, value in self.settings.items():
@@ -80,10 +80,9 @@ async def plan(config: Config, base: Path, seconds: float) -> Plan:
         trainer = await asyncio.to_thread(trainer_rate, config, files, engine.sampled, seconds / 2)
     measured = Measured(engine.tokens_per_s, trainer, [answer for _, answer in engine.sampled])
     rows = Rows(config.buffer.batch_groups, largest_group(config), config.buffer.max_lag)
-    gpus = len(_gpus_of(config))
-    found = proposal(measured, rows, _devices(config, measured, gpus))
+    found = proposal(measured, rows, devices_for(config, measured))
     step_s = statistics.fmean(measured.lengths) * rows.batch_groups * rows.group_size / found.tokens_per_s
-    return Plan(measured, found, gpus, step_s, _settings(config, found, gpus))
+    return Plan(measured, found, step_s, settings_for(config, found))
 
 
 def _gpus_of(config: Config) -> set[int]:
@@ -95,12 +94,12 @@ def _gpus_of(config: Config) -> set[int]:
     return found
 
 
-def _devices(config: Config, measured: Measured, gpus: int) -> Devices:
+def devices_for(config: Config, measured: Measured) -> Devices:
     """Divide the GPUs; on a CPU engine and learner have one process each, and servers of several GPUs stay as are."""
     groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
-    learner = config.learner
+    learner, gpus = config.learner, len(_gpus_of(config))
     divided = all(group.on_gpus and group.gpus_needed == 1 for group in groups) and learner.device.startswith("cuda")
-    if divided and learner.layout.model == 1:
+    if divided and layout_of(learner).model == 1:
         return devices_of(measured.best, measured.trainer, gpus)
     engines, ranks = (sum(group.servers for group in groups), learner.ranks) if gpus else (1, 1)
     if gpus or (os.cpu_count() or 1) > 1:
@@ -108,9 +107,10 @@ def _devices(config: Config, measured: Measured, gpus: int) -> Devices:
     return Devices(1, 1, shared=True)
 
 
-def _settings(config: Config, found: Proposal, gpus: int) -> dict[str, object]:
+def settings_for(config: Config, found: Proposal) -> dict[str, object]:
+    """Return the settings of a proposal, by dotted key."""
     devices, settings = found.devices, dict[str, object]()
-    if gpus and not config.engine.groups:
+    if _gpus_of(config) and not config.engine.groups:
         learner = range(devices.ranks)
         engines = range(devices.engines) if devices.shared else range(devices.ranks, devices.ranks + devices.engines)
         settings["learner.device"] = "cuda:0" if len(learner) == 1 else "cuda"

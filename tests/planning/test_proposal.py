@@ -1,6 +1,8 @@
 """The proposal of a plan, from rates."""
 
+from asyncrl.planning.plan import devices_for, settings_for
 from asyncrl.planning.proposal import Devices, Measured, Rows, devices_of, proposal
+from harness.configs import from_settings
 
 RATES = {64: 18_000.0, 128: 25_500.0, 256: 26_000.0}
 LENGTHS = [300, 700, 1000, 2300]  # sigma 0.72
@@ -33,3 +35,22 @@ def test_gpus_are_divided_so_that_engines_and_ranks_are_equally_fast():
 
 def test_one_gpu_is_shared():
     assert devices_of(10_000.0, 10_000.0, 1) == Devices(1, 1, shared=True)
+
+
+GPUS = ("engine.kind=sglang", "engine.gpus=[1]", "learner.device=cuda:0", "rollout.workers=2")
+
+
+def test_the_settings_of_a_shared_gpu_are_those_that_a_check_accepts():
+    measured = Measured(RATES, 75_000.0, LENGTHS)
+    config = from_settings(*GPUS).config
+
+    proposed = settings_for(config, proposal(measured, ROWS, devices_for(config, measured)))
+
+    assert proposed["engine.gpus"] == [0, 1]
+    assert proposed["rollout.slots"] == 67
+    changed = [f"{key}={str(value).lower() if isinstance(value, list) else value}" for key, value in proposed.items()]
+    assert from_settings(*GPUS, *changed).config.placement.colocate == "memory"
+
+
+def test_on_a_cpu_engine_and_learner_have_a_core_each():
+    assert devices_for(from_settings().config, Measured(RATES, 75_000.0, LENGTHS)) == Devices(1, 1, shared=False)
