@@ -109,9 +109,13 @@ class _Requests:
     async def ask(self, client: Sampler) -> None:
         """Send request after request."""
         while True:
-            prompt = next(self._prompts)
-            answer = await client.generate(prompt, self._params, on_tokens=self._count)
-            self.sampled.append((len(prompt), len(answer.token_ids)))
+            await self.answer(client)
+
+    async def answer(self, client: Sampler) -> None:
+        """Send one request."""
+        prompt = next(self._prompts)
+        answer = await client.generate(prompt, self._params, on_tokens=self._count)
+        self.sampled.append((len(prompt), len(answer.token_ids)))
 
     def _count(self, chunk: Chunk) -> None:
         self.tokens += len(chunk.token_ids)
@@ -122,6 +126,7 @@ async def _sweep(client: Sampler, requests: _Requests, most: int, seconds: float
     counts = [*doubled, most]
     rates: dict[int, float] = {}
     asking: list[asyncio.Task[None]] = []
+    await asyncio.gather(*(requests.answer(client) for _ in range(_LEAST)))  # the first ones of a server are slow
     try:
         for count in counts:
             asking += [asyncio.create_task(requests.ask(client)) for _ in range(count - len(asking))]
