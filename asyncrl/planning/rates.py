@@ -33,7 +33,10 @@ from topics.wire import Int32Array
 _ROWS, _READ_S = 512, 5.0
 _LEAST = 8  # requests, and rows of a step
 _GAIN = 1.03  # of twice as many requests, or the search ends
-_SETTLE = 0.4  # part of a window that is not counted
+_SETTLE = 4  # tokens of each request before a window begins: all prompts are computed then
+_MEASURED = 0.6  # part of the time that windows take
+_INTERVAL = 4  # tokens that are counted at a time
+_LOOK_S = 0.02
 _STEPS = 3  # that are timed
 
 
@@ -114,7 +117,7 @@ class _Requests:
     async def answer(self, client: Sampler) -> None:
         """Send one request."""
         prompt = next(self._prompts)
-        answer = await client.generate(prompt, self._params, on_tokens=self._count)
+        answer = await client.generate(prompt, self._params, on_tokens=self._count, stream_interval=_INTERVAL)
         self.sampled.append((len(prompt), len(answer.token_ids)))
 
     def _count(self, chunk: Chunk) -> None:
@@ -127,12 +130,17 @@ async def _sweep(client: Sampler, requests: _Requests, most: int, seconds: float
     rates: dict[int, float] = {}
     asking: list[asyncio.Task[None]] = []
     await asyncio.gather(*(requests.answer(client) for _ in range(_LEAST)))  # the first ones of a server are slow
+    deadline = time.monotonic() + seconds
     try:
         for count in counts:
             asking += [asyncio.create_task(requests.ask(client)) for _ in range(count - len(asking))]
-            await _unless_one_fails(asking, _SETTLE * seconds / len(counts))
+            settled = requests.tokens + _SETTLE * count
+            while requests.tokens < settled and time.monotonic() < deadline:
+                await _unless_one_fails(asking, _LOOK_S)
+            if rates and time.monotonic() >= deadline:
+                break
             began, before = time.monotonic(), requests.tokens
-            await _unless_one_fails(asking, (1 - _SETTLE) * seconds / len(counts))
+            await _unless_one_fails(asking, _MEASURED * seconds / len(counts))
             rates[count] = (requests.tokens - before) / (time.monotonic() - began)
             if rates[count] < _GAIN * rates.get(count // 2, 0.0):
                 break
