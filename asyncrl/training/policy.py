@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo import config as dynamo
 from torch._functorch import config as partitioning
 
 from asyncrl.data.quantisation import read_quantisation
@@ -190,6 +189,8 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         for parameter in policy.parameters():
             parameter.data = parameter.detach().to(how.dtype)
     if how.compiled:
+        from torch._dynamo import config as dynamo  # loads the compiler
+
         # Of every graph that is compiled from here on; those without a gradient keep nothing anyway.
         partitioning.activation_memory_budget = how.activations
         # Layers of policy, reference, teacher and critic are one function, which few graphs would leave uncompiled.
