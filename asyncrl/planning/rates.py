@@ -45,7 +45,7 @@ class PlanError(AsyncRLError):
 
 
 class EngineRate(NamedTuple):
-    """What one server does."""
+    """The rates of one server."""
 
     tokens_per_s: dict[int, float]  # by concurrent requests
     sampled: list[tuple[int, int]]  # tokens of prompts and their answers
