@@ -73,10 +73,10 @@ async def _cpu_us(config: Config, seconds: float) -> float:
     async with Stage.open(config) as stage:
         await stage.enter_all()
         await stage.enter("prompter")
-        return await stage.until(_measure(stage, seconds), _DEADLINE_S + seconds)
+        return await stage.until(cpu_us_per_trajectory(stage, seconds), _DEADLINE_S + seconds)
 
 
-async def _measure(stage: Stage, seconds: float) -> float:
+async def cpu_us_per_trajectory(stage: Stage, seconds: float) -> float:
     """Return CPU microseconds of all processes per sampled trajectory length.
 
     The figure counts tokens, which arrive evenly. Trajectories that began together end together, in waves of 8 s, so

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, RolloutSettings
 from asyncrl.ports import free_port
 from asyncrl.sinks.kinds import KINDS
 from asyncrl.training.init_model import create_configured
-from benchmarks.pipeline import endless_config, measure_window
+from benchmarks.cost import cost_config, cpu_us_per_trajectory
 from benchmarks.stage import Stage, report
 from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING
 
-_TOKENS, _MEAN_S = 4096, 2.0  # of an answer, which 256 slots sample
-_WARM_S, _DEADLINE_S = 15.0, 120.0  # the packages of sinks take seconds to import
+_TOKENS = 4096  # of an answer; 256 slots sample them, each in about 8 s
+_DEADLINE_S = 120.0
 _T_975 = {
     1: 12.71,
     2: 4.30,
@@ -57,10 +57,8 @@ def installed_sinks(folder: Path, collector: str) -> list[dict[str, Any]]:
 
 def sinks_config(model: Path, sinks: list[dict[str, Any]]) -> Config:
     """Return an endless run with some sinks."""
-    config = endless_config(
-        "bench-sinks", model, tokens=_TOKENS, progress_tokens=_TOKENS, kind="scripted", scripted_mean_s=_MEAN_S
-    )
-    return msgspec.convert(msgspec.to_builtins(config) | {"metrics": sinks}, Config)
+    config = cost_config(model, RolloutSettings(max_new_tokens=_TOKENS).progress_limit, _TOKENS)
+    return msgspec.convert(msgspec.to_builtins(config) | {"run": "bench-sinks", "metrics": sinks}, Config)
 
 
 async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
@@ -83,7 +81,7 @@ async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
     scrapes: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        create_configured(model, Config())
+        create_configured(model, msgspec.convert({"model": {"create": {"context": 2 * _TOKENS}}}, Config))
         async with _collector() as address:
             for pair in range(pairs):
                 sinks = installed_sinks(Path(scratch) / str(pair), address)
@@ -118,11 +116,11 @@ async def _cpu_us(config: Config, seconds: float, scrapes: list[tuple[int, float
     async with Stage.open(config) as stage:
         await stage.enter_all()
         await stage.enter("prompter")
-        figures = await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds)
+        cpu_us = await stage.until(cpu_us_per_trajectory(stage, seconds), _DEADLINE_S + seconds)
         await stage.follow(TRAINING, BATCH_TRAINED, lambda record: True)
         for port in [sink.port for sink in config.metrics if hasattr(sink, "port")]:
             scrapes += [await asyncio.to_thread(_scrape, port) for _ in range(_SCRAPES)]
-    return sum(value for name, value in figures.items() if name.endswith("_cpu_us_per_trajectory"))
+    return cpu_us
 
 
 def _scrape(port: int) -> tuple[int, float]:

@@ -10,7 +10,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.sinks.sink import SinkError, SinkSettings
 from asyncrl.state.health_checks import SINK_FAILURES
 
-_GATHER_S = 1.0
+_GATHER_S = 5.0  # between two writes: each costs some tools 10 ms of CPU time
 _PAUSE_S = (1.0, 60.0)  # after a failure; each further one doubles it up to the second number
 
 
@@ -48,9 +48,9 @@ class SinkTask:
         raise NotImplementedError
 
     async def _gathered(self) -> None:
-        """Return a second after news came, so that a sink takes together what came in a second."""
-        await first_of(self.news.wait(), self.ended.wait())
+        """Return when there are news, but not at once after a write: what comes meanwhile is written together."""
         await first_of(self.ended.wait(), timeout_s=_GATHER_S)
+        await first_of(self.news.wait(), self.ended.wait())
 
     def _works(self) -> None:
         """Report that the sink takes everything again."""

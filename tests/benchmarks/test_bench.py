@@ -15,6 +15,7 @@ from benchmarks import bus as bus_bench
 from benchmarks import command as bench
 from benchmarks import cost as cost_bench
 from benchmarks import fleet as fleet_bench
+from benchmarks import sinks as sinks_bench
 from benchmarks.bus import Sizes, bench_bus
 from benchmarks.cost import bench_cost
 from benchmarks.goals import goals_of
@@ -92,6 +93,19 @@ async def test_progress_is_stored_in_one_of_the_two_runs_that_its_cost_is_measur
     assert figures["progress_tokens"] == 250
     assert figures["with_progress_cpu_us_per_trajectory"] > 0
     assert figures["without_progress_cpu_us_per_trajectory"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+async def test_runs_with_all_installed_sinks_are_compared_with_runs_without(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(cost_bench, "_MEAN_S", 0.5)
+    monkeypatch.setattr(cost_bench, "_WARM_S", 0.1)
+
+    figures = await sinks_bench.bench_sinks(pairs=2, seconds=0.1)
+
+    assert figures.keys() >= goals_of("sinks").keys()
+    assert figures["sinks"] >= 2 and figures["scrape_bytes"] > 1000
 
 
 @pytest.mark.slow
