@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.harness_settings import KINDS, CommandSettings, HarnessSettings, MiniSettings, PythonSettings
+from asyncrl.config.load import load_config
 from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.environments.protocol import DataError
@@ -20,6 +21,7 @@ from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.served import ServedSandbox
 from asyncrl.training.init_model import ModelShape, create_model
+from harness.configs import the_problem
 from harness.live_runs import TEMPLATE
 from harness.lives import Life
 from topics.prompts import PromptRow
@@ -236,3 +238,12 @@ async def test_each_harness_ends_with_its_sandbox_when_its_trajectory_is_cancell
         await task
 
     assert len(ended) == 1
+
+
+def test_a_table_of_a_harness_has_the_settings_of_its_kind():
+    config = load_config("coder", overrides=["harnesses.agent={kind='command',command=['sh']}"]).config
+
+    assert (config.harnesses["repair"].turns, config.harnesses["agent"].command) == (3, ["sh"])
+    wrong = the_problem("coder", "harnesses.repair.tries=4")
+    assert (wrong.key, wrong.message[:15]) == ("--set harnesses.repair.tries", "unknown setting")
+    assert 'kind = one of "claude-code"' in the_problem("coder", "harnesses.agent={kind='other'}").message
