@@ -74,7 +74,7 @@ def test_fields_carry_their_comments_types_and_defaults():
 def test_headers_in_the_docs_are_those_on_the_wire():
     message = result("p000000-0", (0,))
 
-    assert list(header_names(TrajectoryGenerated)) == [*headers_of(message), "secret", "routing"]
+    assert list(header_names(TrajectoryGenerated)) == [*headers_of(message), "secret", "routing", "spans"]
 
 
 def test_the_asyncapi_document_holds_together():
