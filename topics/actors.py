@@ -245,7 +245,7 @@ ACTOR_STARTED = Topic(ActorStarted, ACTORS, _ALL, ("supervisor",), key="actor_id
 ACTOR_STOPPED = Topic(ActorStopped, ACTORS, _ALL, ("supervisor", "recorder"), key="actor_id")
 ACTOR_LEAVING = Topic(ActorLeaving, ACTORS, ("gateway",), ("supervisor",), key="actor_id")
 SCALE_REQUESTED = Topic(ScaleRequested, ACTORS, ("operator", "supervisor"), ("supervisor",), repeats=True)
-STOP_REQUESTED = Topic(StopRequested, ACTORS, ("operator",), ("supervisor",), repeats=True)
+STOP_REQUESTED = Topic(StopRequested, ACTORS, ("operator", "supervisor"), ("supervisor",), repeats=True)
 REISSUE_REQUESTED = Topic(ReissueRequested, ACTORS, ("operator",), ("prompter",), repeats=True)
 SKIP_REQUESTED = Topic(SkipRequested, ACTORS, ("operator",), ("learner",), repeats=True)
 FLEET_SCALED = Topic(FleetScaled, FLEET, ("supervisor",), ("supervisor",), repeats=True)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from topics.actors import ScaledBy
+from topics.alerts import AlertRaised
 from topics.stalls import StallFound
 from topics.topic import HISTORY, VITALS, Topic
 from topics.wire import Id, Message
@@ -124,6 +125,7 @@ class RunStatus(Message, omit_defaults=False):
     last_unreadable: str
     # The newest 64 since the run was opened; of steps the newest one.
     events: list[RunEvent] = msgspec.field(default_factory=list)
+    alerts: list[AlertRaised] = msgspec.field(default_factory=list)  # that are open
     pools: dict[str, PoolStatus] = msgspec.field(default_factory=dict)  # of all actors
 
 

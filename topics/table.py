@@ -11,6 +11,7 @@ import msgspec
 
 from topics import (
     actors,
+    alerts,
     batches,
     engines,
     evals,
@@ -34,7 +35,7 @@ from topics.wire import Headers, Message
 
 _NOUNS = (
     *(prompts, trajectories, groups, batches, weights, promotions, engines, gpu_handoff),
-    *(evals, runs, stages, stalls, streams, secrets, keys, turns, actors),
+    *(evals, runs, stages, stalls, alerts, streams, secrets, keys, turns, actors),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (

@@ -20,6 +20,7 @@ from topics.actors import (
     ScaleRequested,
     StopRequested,
 )
+from topics.alerts import AlertEnded, AlertRaised
 from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
@@ -99,6 +100,7 @@ class SupervisorState(RoomState, msgspec.Struct):
     pids: dict[str, int] = {}  # process that played each actor last
     left: set[str] = set()  # actors that have published their end
     evals_open: set[str] = set()
+    alerts: dict[str, int] = {}  # step of the newest change of each alert
     scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
 
 
@@ -154,6 +156,12 @@ class SupervisorFold(TrimmerFold):
 
     def _on_stop(self, request: StopRequested, _record: Record) -> None:
         self.state.stopping = request.reason or "asked to stop"
+
+    def _on_alert_raised(self, message: AlertRaised, _record: Record) -> None:
+        self.state.alerts[message.alert] = message.step
+
+    def _on_alert_ended(self, message: AlertEnded, _record: Record) -> None:
+        self.state.alerts[message.alert] = message.step
 
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained += 1

@@ -164,6 +164,12 @@ def kinds_of(annotation: Any) -> dict[str, type[msgspec.Struct]]:
     return {str(kind.__struct_config__.tag): kind for kind in tagged}
 
 
+def listed_table(annotation: Any) -> type[Settings] | None:
+    """Type of the tables that a field holds in an array; None for any other field."""
+    kinds = get_args(annotation) if get_origin(annotation) is list else ()
+    return next((kind for kind in kinds if is_table(kind)), None)
+
+
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
     return re.sub(r"^(tasks|stages|harnesses|engine\.groups)\.[^.]+", r"\1.NAME", key)
@@ -174,22 +180,31 @@ def for_benchmarks(annotation: Any) -> bool:
     return any(getattr(meta, "extra", None) == BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
 
 
-def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:
-    """Every table of the tree, from the top; after its name, the options of each loss."""
+def _leaves(table: type[msgspec.Struct], key: str) -> list[SettingDoc]:
+    """The settings of a table that are no tables."""
     leaves = []
     for field in fields_of(table):
-        tables = is_table(field.type) or named_tables(field.type) or kinds_of(field.type)
-        if not (tables or for_benchmarks(field.type)):
+        tables = [is_table(field.type), *(of(field.type) for of in (named_tables, kinds_of, listed_table))]
+        if not (any(tables) or for_benchmarks(field.type)):
             kind = types.type_info(field.type)
             unit = next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
             name = join_key(key, field.name)
-            leaves.append(SettingDoc(name, type_text(kind), range_text(kind), field.default, unit, field.about))
-    yield TableDoc(key, about(table), leaves)
+            default = None if field.default is msgspec.NODEFAULT else field.default
+            leaves.append(SettingDoc(name, type_text(kind), range_text(kind), default, unit, field.about))
+    return leaves
+
+
+def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:
+    """Every table of the tree, from the top; after its name, the options of each loss."""
+    yield TableDoc(key, about(table), _leaves(table, key))
     for field in fields_of(table):
         if is_table(field.type):
             yield from documented_tables(field.type, join_key(key, field.name))
         elif (named := named_tables(field.type)) is not None:
             yield from documented_tables(named, join_key(key, field.name, "NAME"))
+        elif (listed := listed_table(field.type)) is not None:
+            for found in documented_tables(listed, join_key(key, field.name)):
+                yield msgspec.structs.replace(found, several=True)
         elif kinds := kinds_of(field.type):
             several = get_origin(field.type) is list
             name = join_key(key, field.name, "" if several else "NAME")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from asyncrl.config.alert_settings import AlertSettings
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.harness_settings import AnyHarness
 from asyncrl.config.learner_settings import (
@@ -312,6 +313,7 @@ class Config(Settings):
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     # Tools to which the recorder also writes its rows, each from its stored position.
     metrics: list[AnySink] = msgspec.field(default_factory=list)
+    alert: list[AlertSettings] = msgspec.field(default_factory=list)
     start: StartSettings = msgspec.field(default_factory=StartSettings)
 
     @property

@@ -12,6 +12,7 @@ from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
+from asyncrl.state.open_alerts import OpenAlerts
 from asyncrl.state.records import (
     LISTENS,
     Actor,
@@ -26,7 +27,6 @@ from asyncrl.state.records import (
     evaluation_text,
     one_line,
 )
-from asyncrl.state.roster import Roster
 from topics.actors import (
     ActorLeaving,
     ActorStarted,
@@ -58,7 +58,7 @@ _LETTERS = 5
 _EVENTS = 1024  # that were not taken yet; older ones are forgotten
 
 
-class RunState(Roster):
+class RunState(OpenAlerts):
     """Knowledge of a run from its topics. Its driver counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:

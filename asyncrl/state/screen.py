@@ -100,6 +100,7 @@ def _panel(
         (status.messages_unreadable, "message", "rejected", status.last_unreadable),
     )
     warnings = [f"{counted(count, noun)} {fate}; last: {last}" for count, noun, fate, last in troubles if count]
+    warnings += [f"alert {alert.alert}: since step {alert.step:,}" for alert in status.alerts]
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
     warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
     shown = [Text(f"▲ {one}", style="yellow", overflow="fold") for one in (*warnings, status.failure) if one]
