@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -36,7 +37,9 @@ async def bench_sandbox(*, kind: str, starts: int, running: int, programs: int) 
     if problem := sandbox_kind(kind).problem(settings):
         raise BenchError(problem)
     await _one(settings)
+    cpu_s = _cpu_s()
     rate = await _rate(settings, starts, running)
+    cpu_s = _cpu_s() - cpu_s
     sandbox = ServedSandbox(settings)
     await sandbox.start()
     try:
@@ -51,6 +54,7 @@ async def bench_sandbox(*, kind: str, starts: int, running: int, programs: int) 
         await sandbox.destroy()
     return {
         "starts_per_s": rate,
+        "cpu_of_a_start_ms": 1e3 * cpu_s / starts,
         "exec_median_ms": 1e3 * statistics.median(times),
         "exec_p95_ms": 1e3 * statistics.quantiles(times, n=20)[-1],
         "put_and_get_of_1_mb_ms": 1e3 * both_s,
@@ -69,6 +73,11 @@ async def _rate(settings: SandboxSettings, starts: int, running: int) -> float:
     began = time.perf_counter()
     await asyncio.gather(*(some() for _ in range(running)))
     return starts / (time.perf_counter() - began)
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of all that it has waited for."""
+    return sum(os.times()[:4])
 
 
 async def _one(settings: SandboxSettings) -> None:

@@ -17,10 +17,12 @@ The first process of a sandbox has number 1 in its process namespace. Programs c
 from __future__ import annotations
 
 import os
+import py_compile
 import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,7 +35,7 @@ from asyncrl.sandboxes.seccomp import filter_program, has_filter
 
 _MB = 1_000_000
 _WORKSPACE = "/workspace"
-_SERVER = "/run/asyncrl/server.py"
+_SERVER = "/run/asyncrl/server"  # Python tells by the content whether it is compiled
 _TRIED_S = 20.0
 _SHARED_MB = 64  # of /dev/shm
 _FIRST_USER, _USERS = 1_900_000_000, 1 << 24  # numbers of users that no system gives away
@@ -89,8 +91,19 @@ class Bubblewrap(SandboxKind):
         return Launch([*_without_rights(), *command], _WORKSPACE, tuple(fds), settings.disk_mb)
 
 
+@cache
 def _texts() -> dict[str, bytes]:
-    return {_SERVER: Path(server.__file__).read_bytes(), **{path: text.encode() for path, text in _TEXTS.items()}}
+    return {_SERVER: _program(), **{path: text.encode() for path, text in _TEXTS.items()}}
+
+
+def _program() -> bytes:
+    """Return the program of the first process, compiled if the Python that runs it has the version of ours."""
+    major, minor, *_ = sys.version_info
+    if Path(_python()).resolve().name != f"python{major}.{minor}":
+        return Path(server.__file__).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = py_compile.compile(server.__file__, f"{folder}/compiled", doraise=True)
+        return Path(compiled or "").read_bytes()
 
 
 def _pipe(data: bytes, fds: list[int]) -> str:

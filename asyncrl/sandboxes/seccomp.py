@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import struct
+from functools import cache
 
 _REFUSED: dict[str, tuple[int, int]] = {  # numbers on x86_64 and aarch64
     "acct": (163, 89),
@@ -79,6 +80,7 @@ def has_filter() -> bool:
     return platform.machine() in _ARCHITECTURES
 
 
+@cache
 def filter_program() -> bytes:
     """Return the filter, in the form that `bwrap --seccomp` takes."""
     machine = platform.machine()
