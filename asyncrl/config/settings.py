@@ -230,7 +230,9 @@ class LearnerSettings(Settings):
     # Move weights and optimiser to host memory while no batch is there to be trained; those of policy and critic also
     # while the other one learns.
     offload_idle: bool = False
-    compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` not float32.
+    # Compile layers, where `device` is a GPU and `dtype` not float32. The torch trainer does so before the first batch,
+    # while engines start, for rows of any length.
+    compile: bool = True
     publish_every: Positive = 1  # Steps between published versions.
     checkpoint_every: Positive = 20  # Steps between checkpoints.
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2  # Checkpoints kept, the newest ones.
