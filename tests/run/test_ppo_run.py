@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "critic.lr=1e-3", "reference.kl_coef=0.01")
 
 
+@pytest.mark.real_start
 async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Path):
     settings = ["learner.steps=6", "learner.checkpoint_every=3", "nats.keep=run", *(f"learner.{one}" for one in PPO)]
     settings += ["task.rollout=gated.py:rollout", "buffer.max_lag=1"]

@@ -25,6 +25,7 @@ def quantised_model(folder: Path, form: str) -> Path:
     return folder / form
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 async def test_a_run_trains_real_weights_and_serves_them_as_its_model_was(tmp_path: Path):
     model = quantised_model(tmp_path, "fp8-blocks")
