@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusRefused
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, server_time_ns
 from asyncrl.bus.merged_reader import read_each
-from asyncrl.bus.provision import stream_states
+from asyncrl.bus.provision import NO_STREAM, stream_states
 from topics.actors import RUN_OPENED
 from topics.runs import RUN_HISTORY, RUN_STATE, RunMoment, RunStatus
 from topics.topic import VITALS, Topic
@@ -70,5 +71,9 @@ async def read_moments(bus: Bus) -> list[RunMoment]:
         BusError: the topics cannot be read.
     """
     found: dict[float, RunMoment] = {}
-    await read_each(bus, RUN_HISTORY, lambda moment, _record: found.__setitem__(moment.at_s, moment))
+    try:
+        await read_each(bus, RUN_HISTORY, lambda moment, _record: found.__setitem__(moment.at_s, moment))
+    except BusRefused as error:
+        if error.code != NO_STREAM:  # a run of an older version has no history
+            raise
     return [found[at_s] for at_s in sorted(found)]

@@ -77,6 +77,10 @@ async def test_the_history_is_thinned_with_age(bus, stage):
     assert [moment.at_s for moment in await read_moments(bus)][:3] == [1000.0, 1010.0, 1020.0]  # each time once
 
 
+async def test_a_run_without_the_stream_of_an_older_version_has_no_history(connect):
+    assert await read_moments(await connect("not-provisioned")) == []
+
+
 def test_the_metrics_of_a_state_have_the_names_of_the_metrics_file():
     state = RunState("demo")
     state.figures = {"response_tokens_mean": 7.0, "truncated_share": 0.5}
