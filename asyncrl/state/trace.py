@@ -206,7 +206,8 @@ class TraceFold(Fold):
 def _of_worker(marks: Marks) -> list[tuple[str, int, int, dict[str, Any]]]:
     """Return a slice of the queue, and one of each activity of the worker: its sum, as activities alternate."""
     worked = {activity: int(seconds * 1e9) for activity, seconds in marks.spans.items()}
-    at, slices = max(marks.issued, marks.generated - sum(worked.values())), []
+    at = max(marks.issued, marks.generated - sum(worked.values()))
+    slices: list[tuple[str, int, int, dict[str, Any]]] = []
     if marks.spans and at > marks.issued:
         slices.append(("queue", marks.issued, at, {}))
     for activity, spent in worked.items():

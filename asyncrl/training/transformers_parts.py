@@ -58,12 +58,13 @@ def _models_listed_once() -> Iterator[None]:
     """Let transformers read its 3,000 files of models once: it would once more for another spelling of their folder."""
     from transformers.utils import import_utils
 
+    module: Any = import_utils
     listed = import_utils.create_import_structure_from_path
-    import_utils.create_import_structure_from_path = lambda path: listed(str(path).removesuffix("/__init__.py"))
+    module.create_import_structure_from_path = lambda path: listed(str(path).removesuffix("/__init__.py"))
     try:
         yield
     finally:
-        import_utils.create_import_structure_from_path = listed
+        module.create_import_structure_from_path = listed
 
 
 with absent("accelerate"), _compiler_unloaded(), _models_listed_once():
