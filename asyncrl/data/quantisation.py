@@ -26,7 +26,8 @@ from asyncrl.data.model_dir import (
     tensor_shapes,
 )
 
-Form: TypeAlias = Literal["fp8-blocks", "int4-groups"]
+Form: TypeAlias = Literal["fp8-blocks", "fp8-blocks-ue8m0", "int4-groups"]
+"""The scales of the second form are powers of two, as DeepSeek-V3.1 has them: `scale_fmt` in `quantization_config`."""
 
 BLOCK = 128  # rows and columns that share a scale in FP8
 GROUP = 32  # columns of a row that share a scale in INT4
@@ -58,8 +59,10 @@ def read_quantisation(directory: Path) -> Quantisation | None:
             f"{BLOCK} x {BLOCK}, or INT4 in symmetric groups of {GROUP} columns (compressed-tensors, pack-quantized); "
             f"convert the model to bfloat16, and take {_CONFIG} out of its config.json"
         )
-    form: Form = "fp8-blocks" if config["quant_method"] == "fp8" else "int4-groups"
-    ending = INVERSE if form == "fp8-blocks" else PACKED
+    form: Form = "int4-groups"
+    if config["quant_method"] == "fp8":
+        form = "fp8-blocks" if config.get("scale_fmt") is None else "fp8-blocks-ue8m0"
+    ending = PACKED if form == "int4-groups" else INVERSE
     stored = stored_tensors(directory)
     if problem := _apart(form, stored):
         raise ModelError(f"{directory}: {problem}; its files are of several models, or torn: fetch it again")
@@ -69,7 +72,7 @@ def read_quantisation(directory: Path) -> Quantisation | None:
 
 def _apart(form: Form, stored: Mapping[str, OnDisk]) -> str:
     """Return which matrix has missing or wrong scales, and would be misread; empty if there is none."""
-    eights = form == "fp8-blocks"
+    eights = form != "int4-groups"
     of_values, of_scales = (WEIGHT, INVERSE) if eights else (PACKED, SCALE)
     modules = {name.removesuffix(of_scales) for name in stored if name.endswith(of_scales)}
     modules |= {
@@ -97,14 +100,17 @@ def _unknown(config: Any) -> str:
         return repr(config)
     method = config.get("quant_method")
     if method == "fp8":
-        wanted: dict[str, Any] = {"weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic", "fmt": "e4m3"}
-        wanted["scale_fmt"] = None
-        found = {key: config.get(key, "e4m3" if key == "fmt" else None) for key in wanted}
-        return ", ".join(f"{key} = {found[key]!r}" for key in wanted if found[key] != wanted[key])
+        known: dict[str, tuple[Any, ...]] = {
+            "weight_block_size": ([BLOCK, BLOCK],),
+            "activation_scheme": ("dynamic",),
+            "fmt": (None, "e4m3", "float8_e4m3fn"),
+            "scale_fmt": (None, "ue8m0"),
+        }
+        return ", ".join(f"{key} = {config.get(key)!r}" for key in known if config.get(key) not in known[key])
     groups = config.get("config_groups")
     if method != "compressed-tensors" or config.get("format") != "pack-quantized" or not isinstance(groups, dict):
         return f"quant_method = {method!r}, format = {config.get('format')!r}"
-    wanted = {"num_bits": 4, "group_size": GROUP, "symmetric": True, "strategy": "group", "type": "int"}
+    wanted: dict[str, Any] = {"num_bits": 4, "group_size": GROUP, "symmetric": True, "strategy": "group", "type": "int"}
     for group in groups.values():
         weights = group.get("weights") or {}
         wrong = [f"{key} = {weights.get(key)!r}" for key in wanted if weights.get(key) != wanted[key]]

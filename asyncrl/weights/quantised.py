@@ -1,10 +1,11 @@
 """Matrices with fewer bits, and back: FP8 in blocks, INT4 in groups. See `asyncrl.data.quantisation` for their names.
 
 FP8 (DeepSeek-V3, arXiv 2412.19437, 3.3): the 128 x 128 values of a block are divided by their scale, the largest of
-them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. INT4 (compressed-tensors, symmetric groups): the
-32 values of a group are divided by their scale and rounded to -8 to 7; eight of them lie in an int32, the first one in
-its lowest bits, each with 8 added. The scale is the largest value over 7.5, as in compressed-tensors, or over 7 or 8 if
-the group then loses less: so quantised values survive a second quantisation unchanged.
+them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. In the form `ue8m0` a scale is the next power of
+two. INT4 (compressed-tensors, symmetric groups): the 32 values of a group are divided by their scale and rounded to -8
+to 7; eight of them lie in an int32, the first one in its lowest bits, each with 8 added. The scale is the largest value
+over 7.5, as in compressed-tensors, or over 7 or 8 if the group then loses less: so quantised values survive a second
+quantisation unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Stored(NamedTuple):
 def stored_as(form: Form, name: str, shape: tuple[int, ...]) -> list[Stored]:
     """Return the tensors that a matrix, [out, in], has on disk, in the order of `quantise`."""
     module, (rows, columns) = name.removesuffix(WEIGHT), shape
-    if form == "fp8-blocks":
+    if form != "int4-groups":
         blocks = -(-rows // BLOCK), -(-columns // BLOCK)
         return [Stored(name, _FP8, shape), Stored(module + INVERSE, torch.float32, blocks)]
     return [
@@ -49,14 +50,17 @@ def quantise(form: Form, weight: torch.Tensor) -> list[torch.Tensor]:
     finite.
     """
     exact = weight.float()
-    return _to_blocks(exact) if form == "fp8-blocks" else _to_groups(exact)
+    return _to_groups(exact) if form == "int4-groups" else _to_blocks(exact, powers=form == "fp8-blocks-ue8m0")
 
 
-def _to_blocks(weight: torch.Tensor) -> list[torch.Tensor]:
+def _to_blocks(weight: torch.Tensor, *, powers: bool) -> list[torch.Tensor]:
     rows, columns = weight.shape
     filled = functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = filled.view(filled.shape[0] // BLOCK, BLOCK, filled.shape[1] // BLOCK, BLOCK)
     scales = (blocks.abs().amax((1, 3)) / _FP8_LARGEST).clamp_min(_LEAST)
+    if powers:  # the next one, so that no value leaves the range
+        mantissa, exponent = scales.frexp()
+        scales = torch.ldexp(torch.ones_like(scales), exponent - (mantissa == 0.5).int())
     scaled = (blocks / scales[:, None, :, None]).clamp(-_FP8_LARGEST, _FP8_LARGEST)
     return [scaled.view(filled.shape)[:rows, :columns].to(_FP8), scales]
 

@@ -59,6 +59,61 @@ def test_fp8_blocks_are_those_of_a_loop_over_scalars():
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_ue8m0_scales_are_the_next_powers_of_two_and_survive_a_second_quantisation():
+    weight = torch.randn(130, 257, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 0, 257)
+    weight[0, 0] = 448.0 / 1024  # whose scale is a power already
+
+    (found, scales), (_, exact) = quantise("fp8-blocks-ue8m0", weight), quantise("fp8-blocks", weight)
+
+    assert float(scales[0, 0]) == 2.0**-10
+    assert torch.equal(scales, 2.0 ** exact.log2().ceil())
+    stored = {"x.weight": found, "x.weight_scale_inv": scales}
+    back = read_plain("x.weight", stored, stored.__getitem__)
+    again, others = quantise("fp8-blocks-ue8m0", back)
+    assert torch.equal(
+        read_plain(
+            "x.weight",
+            {**stored, "x.weight": again, "x.weight_scale_inv": others},
+            {"x.weight": again, "x.weight_scale_inv": others}.__getitem__,
+        ),
+        back,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [
+        ({"fmt": "e4m3", "scale_fmt": "ue8m0"}, "fp8-blocks-ue8m0"),  # DeepSeek-V3.1 and V3.2
+        ({"fmt": "float8_e4m3fn"}, "fp8-blocks"),  # MiniMax-M2
+    ],
+)
+def test_a_published_form_is_read_and_written_with_its_configuration(tmp_path, changes, form):
+    write_transformers_model(tmp_path / "plain", "qwen3", {})
+    made = quantised_as(tmp_path / "plain", "fp8-blocks")
+    (tmp_path / "model").mkdir()
+    for file in (tmp_path / "plain").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    for name in made.names:
+        for one, value in zip(
+            stored_as(form, name, tuple(tensors[name].shape)), quantise(form, tensors[name]), strict=True
+        ):
+            tensors[one.name] = value
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {**made.config, **changes}})
+    )
+
+    own = read_quantisation(tmp_path / "model")
+    trainer = TorchTrainer(tmp_path / "model", TorchSettings(quantised=quantised_as(tmp_path / "model", "model")))
+
+    assert (own.form, own.names) == (form, made.names)
+    for name, tensor in copies(trainer).items():
+        assert torch.equal(tensor.float(), tensors[name].float()), name
+
+
 def test_a_part_of_a_matrix_is_read_out_of_the_blocks_that_have_it(tmp_path, form):
     weight = torch.randn(300, 352, generator=torch.Generator().manual_seed(0))
     stored = dict(
