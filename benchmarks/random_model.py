@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.config.engine_settings import Capability, kind_of
-from asyncrl.training.disk_names import shapes_on_disk
+from asyncrl.training.disk_names import DiskNames
 from asyncrl.training.init_model import write_tokenizer
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
@@ -65,11 +65,12 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
     directory.mkdir()
     config.save_pretrained(directory)
     with torch.device("meta"):
-        named = dict(model_kind(config).named_parameters())
+        model = model_kind(config)
+    named, names = dict(model.named_parameters()), DiskNames.of(model)
     kind = getattr(torch, dtype)
     noise = (torch.randn(1 << 24) * 0.02).to(kind)
     tensors = []
-    shapes = [part for name, one in named.items() for part in shapes_on_disk(name, tuple(one.shape)).items()]
+    shapes = [part for name, one in named.items() for part in names.shapes(name, tuple(one.shape)).items()]
     for name, size in shapes:
         count = math.prod(size)
         # Separate memory: a change of one tensor changes no other tensor.

@@ -10,6 +10,7 @@ from asyncrl.api.blocking import on_thread
 from asyncrl.api.overrides import as_words
 from asyncrl.config.hints import hints, slot_lines
 from asyncrl.config.load import ConfigError, Problem, load_config
+from asyncrl.run.capabilities import capability_lines, padding_hints
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_harness import sandbox_hints
 from asyncrl.run.preflight_memory import memory_lines
@@ -18,7 +19,7 @@ from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines
 
-_FACTS = (row_lines, stop_token_lines, reward_lines, slot_lines, memory_lines)
+_FACTS = (capability_lines, row_lines, stop_token_lines, reward_lines, slot_lines, memory_lines)
 
 
 class Findings(NamedTuple):
@@ -67,6 +68,7 @@ def _check(config: str | Mapping[str, Any], overrides: Sequence[str]) -> Finding
         *planned.hints(),
         *label_hints(settings, base),
         *sandbox_hints(settings),
+        *padding_hints(settings, base),
     ]
     facts = [line for lines in _FACTS for line in lines(settings, base)]
     return Findings([], found, [*facts, planned.line()], planned.table())

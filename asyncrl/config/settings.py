@@ -67,8 +67,8 @@ class CreateModelSettings(Settings):
 class ModelSettings(Settings):
     """The model that is trained."""
 
-    # Hugging Face model directory (Qwen3, Qwen3-MoE, Qwen2.5 or Llama), or `smollm2-135m`, which `asyncrl up` fetches
-    # into the user's cache; empty makes one from `model.create`.
+    # Hugging Face directory of a causal language model, or `smollm2-135m`, which `asyncrl up` fetches into the user's
+    # cache; empty makes one from `model.create`.
     path: str = ""
     create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
 
@@ -226,6 +226,8 @@ class LearnerSettings(Settings):
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; the cheapest ones are computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    # Type in which the head multiplies: that of the other products (`dtype`), or float32; needs `trainer = "torch"`.
+    head: Literal["dtype", "float32"] = "dtype"
     moments: Literal["float32", "bfloat16"] = "float32"  # Type in which AdamW's moments are kept between updates.
     # Move weights and optimiser to host memory while no batch is there to be trained; those of policy and critic also
     # while the other one learns.

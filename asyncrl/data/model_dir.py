@@ -12,24 +12,18 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.errors import AsyncRLError
 
-ARCHITECTURES = (
-    "Qwen3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "LlamaForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Glm4ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "DeepseekV3ForCausalLM",
-)
-
 WEIGHT, PACKED, PACKED_COLUMNS = ".weight", ".weight_packed", 8  # of INT4, in one int32
 INVERSE, SCALE, SHAPE = ".weight_scale_inv", ".weight_scale", ".weight_shape"
 SCALES = (INVERSE, SCALE, SHAPE)
 """Endings of the tensors that a quantised matrix has on disk."""
 
 
+_GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Endings of architectures that generate text; of the second kind transformers may have the language model alone."""
+
+
 class ModelError(AsyncRLError):
-    """A directory that is no whole model of a supported architecture."""
+    """A directory that is no whole model, or whose model cannot be trained."""
 
     fatal = True
 
@@ -61,7 +55,7 @@ def check_model_directory(path: Path) -> ModelInfo:
     """Read config and weight headers of a model directory.
 
     Raises:
-        ModelError: when a file is missing or cut short, or the architecture is not supported.
+        ModelError: when a file is missing or cut short, or `config.json` is of no language model.
     """
     info = model_info(path)
     for file in weight_files(path):
@@ -73,7 +67,7 @@ def model_info(path: Path) -> ModelInfo:
     """Read the config of a model directory, which may be without weights.
 
     Raises:
-        ModelError: a file is missing, or the architecture is not supported.
+        ModelError: a file is missing, or `config.json` is of no language model.
     """
     if not path.is_dir():
         raise ModelError(
@@ -81,11 +75,14 @@ def model_info(path: Path) -> ModelInfo:
             "(`asyncrl model get NAME -o DIR` fetches one)"
         )
     config = read_json(path / "config.json")
-    architectures = config.get("architectures") or ["none"]
-    if architectures[0] not in ARCHITECTURES:
+    architecture = str((config.get("architectures") or [""])[0])
+    if not architecture.endswith(_GENERATIVE):
+        found = architecture or "no architecture"
         raise ModelError(
-            f"{path}: architecture {architectures[0]} is not supported; one of {', '.join(ARCHITECTURES)} is"
+            f"{path / 'config.json'}: found {found}, expected a causal language model (a name that ends in "
+            "ForCausalLM); name a model that generates text"
         )
+    config = text_of(config)
     vocab_size, context = config.get("vocab_size"), config.get("max_position_embeddings")
     if not isinstance(vocab_size, int) or not isinstance(context, int):
         raise ModelError(
@@ -101,7 +98,13 @@ def model_info(path: Path) -> ModelInfo:
         raise ModelError(
             f"{path / 'config.json'} has no number of layers or experts ({error}); fetch it again"
         ) from error
-    return ModelInfo(architectures[0], vocab_size, context, experts, layers, chosen)
+    return ModelInfo(architecture, vocab_size, context, experts, layers, chosen)
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of `config.json` that is of the language model: a model with images has several parts."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def expert_count(config: Mapping[str, Any]) -> int:

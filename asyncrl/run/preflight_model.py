@@ -22,7 +22,7 @@ from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
-from asyncrl.data.model_dir import ModelError, check_model_directory, read_json, tensor_shapes, weight_files
+from asyncrl.data.model_dir import ModelError, check_model_directory, model_info, read_json, tensor_shapes, weight_files
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_shape
@@ -31,7 +31,7 @@ from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_boundary
 from asyncrl.models.get import HUB_ID
 from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.torch_gpus import gpus_of_torch
-from asyncrl.training.megatron.families import family_of
+from asyncrl.training.megatron.families import FAMILIES, family_of
 from asyncrl.training.megatron.weight_map import EMBEDDING
 from asyncrl.weights.tensors import tensors_in
 from topics.batches import BatchMember
@@ -55,9 +55,8 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         context = check_model_directory(path).context
         for group in config.engine.pools.values():
             group.of_kind.check_model(path)
-        family, shape = family_of(path)
-        _compare_weights(path, family.tensors(shape), shape)
-        _compare_tokenizer(path, shape)
+        _check_weights(path)
+        _compare_tokenizer(path)
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
         return
@@ -128,9 +127,7 @@ def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:
     """
     try:
         found = check_model_directory(path)
-        family, shape = family_of(path)
-        read = {name: size for name, size in family.tensors(shape).items() if name != replaced}
-        _compare_weights(path, read, shape)
+        _check_weights(path, replaced)
         known = TaskTokenizer.load(path).vocabulary
     except (ModelError, EngineError, TokenizerError) as error:
         return str(error)
@@ -163,6 +160,22 @@ def _policy_vocabulary(model: ModelSettings, base: Path) -> dict[int, str]:
     if model.path:
         return TaskTokenizer.load(base / model.path).vocabulary
     return dict(enumerate([*SPECIAL_TOKENS, *model.create.alphabet]))
+
+
+def _check_weights(path: Path, replaced: str = "") -> None:
+    """Refuse weights that are not those of `config.json`, and a model of which documents cannot be kept apart.
+
+    Args:
+        replaced: the name of a tensor that is not read.
+    """
+    if check_model_directory(path).architecture in FAMILIES:
+        family, shape = family_of(path)
+        _compare_weights(path, {name: one for name, one in family.tensors(shape).items() if name != replaced}, shape)
+        return
+    # It loads torch and transformers, which takes seconds that models of the families above do not spend.
+    from asyncrl.training.transformers_model import check_transformers_model
+
+    check_transformers_model(path, replaced)
 
 
 def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], shape: ModelConfig) -> None:
@@ -209,11 +222,11 @@ def _is_tied(path: Path) -> bool:
     return len(found) < 2 or np.array_equal(found[_HEAD].content, found[EMBEDDING].content)
 
 
-def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:
-    number, token = TaskTokenizer.load(path).greatest
-    if number >= shape.vocab_size:
+def _compare_tokenizer(path: Path) -> None:
+    (number, token), size = TaskTokenizer.load(path).greatest, check_model_directory(path).vocab_size
+    if number >= size:
         raise ModelError(
-            f"{path}: the tokenizer has the token {token!r} with id {number}, the model has {shape.vocab_size} tokens; "
+            f"{path}: the tokenizer has the token {token!r} with id {number}, the model has {size} tokens; "
             "the tokenizer is of another model, or the model was not resized for it"
         )
 
@@ -307,8 +320,13 @@ def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
         return
     key, own = "learner.routing", 'or set learner.routing = "own"'
     try:
+        architecture = model_info(base / config.model.path).architecture if config.model.path else ""
+        if architecture and architecture not in FAMILIES:
+            message = f'found "{wanted}", but the routers of {architecture} cannot follow recorded experts; set "own"'
+            yield Finding((key, "model.path"), message)
+            return
         experts = read_shape(base / config.model.path).experts if config.model.path else None
-    except EngineError:
+    except (EngineError, ModelError):
         return  # reported where the model itself is checked
     if experts is None:
         model = f"the model at {base / config.model.path}" if config.model.path else "a made model"

@@ -74,7 +74,8 @@ def document_attention(
         value: as `key`.
         documents: of the sequence.
         options: of them `scaling`, of the products, 1 / sqrt(D) where left out; and `sliding_window`, the number of
-            tokens that one sees, itself among them.
+            tokens that one sees, itself among them; `s_aux`, a logit [heads] that takes part in each softmax; and
+            `softcap`, a bound of the products.
 
     Returns:
         [1, T, heads, D].
@@ -84,15 +85,19 @@ def document_attention(
     # The kernel for CPUs in 16 bits has a backward pass that takes five times as long.
     if not query.is_cuda and query.itemsize < 4:
         query, key, value = query.float(), key.float(), value.float()
-    if documents.alike and not window:
-        return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0).to(dtype), None
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    unusual = _Unusual(options.get("s_aux"), options.get("softcap") or 0.0)
+    if unusual.sinks is not None or unusual.bound:
+        documents = documents._replace(alike=0)
+    elif documents.alike and not window:
+        return _attended((query, key, value), documents.alike, None, scale, unusual).unsqueeze(0).to(dtype), None
+    elif query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _by_runs((query, key, value), documents, scale=scale, window=window).unsqueeze(0), None
-    return _by_groups((query, key, value), documents, scale=scale, window=window).unsqueeze(0).to(dtype), None
+    how: dict[str, Any] = {"scale": scale, "window": window, "unusual": unusual}
+    return _by_groups((query, key, value), documents, **how).unsqueeze(0).to(dtype), None
 
 
 def _by_groups(
-    heads: Sequence[torch.Tensor], documents: Documents, *, scale: float | None, window: int
+    heads: Sequence[torch.Tensor], documents: Documents, *, scale: float | None, window: int, unusual: _Unusual
 ) -> torch.Tensor:
     """Attention, [T, heads, D], of documents of one length at once."""
     sizes = [count * length for count, length in documents.groups]
@@ -104,7 +109,7 @@ def _by_groups(
         before = sum(sizes[one] for one in seen)
         mask = _band(length, window, heads[0].device, before) if before or 0 < window < length else None
         own = (queries[number], *(_in_order(one, seen, number, count) for one in (keys, values)))
-        parts.append(_attended(own, count, mask, scale))
+        parts.append(_attended(own, count, mask, scale, unusual))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -128,16 +133,47 @@ def _in_order(parts: Sequence[torch.Tensor], seen: Sequence[int], number: int, c
     return torch.cat((earlier, own), 3).flatten(2, 3)
 
 
-def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any) -> torch.Tensor:
+class _Unusual(NamedTuple):
+    """What no kernel of torch computes."""
+
+    sinks: torch.Tensor | None = None  # [heads] logits that take part in each softmax
+    bound: float = 0.0  # of the products
+
+
+def _attended(
+    tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any, unusual: _Unusual
+) -> torch.Tensor:
     """Attention, [T, heads, D], of documents of one length, [1, heads, T, D]; causal without a mask."""
     query, key, value = (
         one.squeeze(0).reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors
     )
     grouped = query.shape[1] != key.shape[1]
+    if unusual.sinks is not None or unusual.bound:
+        mask = _band(query.shape[2], 0, query.device) if mask is None else mask
+        found = _in_steps((query, key, value), mask, scale or query.shape[-1] ** -0.5, unusual)
+        return found.transpose(1, 2).flatten(0, 1)
     found = scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
     return found.transpose(1, 2).flatten(0, 1)
+
+
+def _in_steps(
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mask: torch.Tensor, scale: float, unusual: _Unusual
+) -> torch.Tensor:
+    """Attention by its formula, which holds all products at once: [documents, heads, tokens, D]."""
+    query, key, value = heads
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(repeats, 1) for one in (key, value))
+    products = query @ key.transpose(2, 3) * scale
+    if unusual.bound:
+        products = unusual.bound * torch.tanh(products / unusual.bound)
+    products = products.masked_fill(~mask, -torch.inf)
+    if unusual.sinks is not None:
+        sinks = unusual.sinks.to(products).view(1, -1, 1, 1).expand(*products.shape[:3], 1)
+        products = torch.cat((products, sinks), -1)
+    shares = products.softmax(-1, dtype=torch.float32)[..., : key.shape[2]]
+    return shares.to(value.dtype) @ value
 
 
 def run_attention(

@@ -29,10 +29,10 @@ class ValueModel(Policy):
     """The architecture of a policy with one number as its output, which is 0 at first."""
 
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
-        head = nn.Linear(model.config.hidden_size, 1, bias=False)
+        super().__init__(model, compiled=compiled, sparing=sparing)
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(head.weight)
         model.set_output_embeddings(head.to(model.device, model.dtype))
-        super().__init__(model, compiled=compiled, sparing=sparing)
 
     def read(
         self, chosen: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, wanted: torch.Tensor | Top | None

@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 
 from asyncrl.training.adamw import MOMENTS, LocalAdamW, NarrowAdamW, local
 from asyncrl.training.checkpoint import OtherModel
-from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
+from asyncrl.training.disk_names import stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter, peft_name
 from asyncrl.training.passthrough_weights import further_tensors
@@ -55,7 +55,7 @@ class ModelOptimizer:
         self._stems = stems
         # FSDP2 may leave a model unsharded after a pass, which then has other parameters for a while.
         self.rounded = stored(policy.model)
-        self._masters = policy.masters
+        self._masters, self.names = policy.masters, policy.names
         exact = self._masters.parameters if self._masters is not None else {}
         self.parameters: dict[str, torch.Tensor] = {**self.rounded, **exact}
         self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
@@ -122,11 +122,11 @@ class ModelOptimizer:
                 continue
             kept = self.rounded[name] if name in rests else one
             source = Source(self._stems.weights, name, kept, one.dtype, rest=rests.get(name))
-            found += divided(source, tuple(one.shape))
+            found += self.names.divided(source, tuple(one.shape))
         for name, parameter in self._trained.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                source = Source(self._stems.state, f"{key}.{name}", value, value.dtype)
-                found += divided(source, tuple(parameter.shape))
+                source = Source(self._stems.state, name, value, value.dtype)
+                found += self.names.divided(source, tuple(parameter.shape), f"{key}.")
         return found
 
     def tensors(self) -> list[torch.Tensor]:
@@ -163,16 +163,16 @@ class ModelOptimizer:
         with TensorFiles(directory, self._stems.weights) as files:
             for name, one in self.parameters.items():
                 if not one.requires_grad:
-                    wanted = placed(read_whole(files, name, tuple(one.shape)), one).to(one.dtype)
+                    wanted = placed(self.names.read(files, name, tuple(one.shape)), one).to(one.dtype)
                     if not torch.equal(local(wanted), local(one)):
                         return name
         return ""
 
     def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
-        apart = further_tensors(self._source)
+        apart = further_tensors(self._source, self.names.of_all(self.rounded))
         found = {name: files.shape(name) for name in files.names if name not in apart}
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        expected = dict(part for name, shape in shapes.items() for part in shapes_on_disk(name, shape).items())
+        expected = dict(part for name, shape in shapes.items() for part in self.names.shapes(name, shape).items())
         if found != expected:
             name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
             raise OtherModel(
@@ -182,15 +182,15 @@ class ModelOptimizer:
         for name, parameter in parameters.items():
             whole = self._masters.exact(parameter) if self._masters is not None else nullcontext()
             with torch.no_grad(), whole:
-                parameter.copy_(placed(read_whole(files, name, shapes[name]), parameter))
+                parameter.copy_(placed(self.names.read(files, name, shapes[name]), parameter))
 
     def _load_state(self, state: TensorFiles) -> None:
         self._optimizer.state.clear()
         for name, parameter in self._trained.items():
             shape = tuple(parameter.shape)
-            step = next(iter(parts_of(f"step.{name}", shape)))
+            step = f"step.{next(iter(self.names.parts(name, shape)))}"
             if step in state.names:
-                kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
+                kept = {key: placed(self.names.read(state, name, shape, f"{key}."), parameter) for key in MOMENTS}
                 device = "cpu" if isinstance(self._optimizer, NarrowAdamW) else parameter.device
                 own = {key: moment.to(self._moments) for key, moment in kept.items()}
                 self._optimizer.state[parameter] = {"step": state[step].to(device), **own}

@@ -17,6 +17,7 @@ from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents, Runs, VisibleKeys
 from asyncrl.training.prefix_tree import PrefixTree, prefix_tree
 
+_CPU = torch.device("cpu")
 LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
 
@@ -122,7 +123,7 @@ def laid_out(
     tree = prefix_tree(fed(rows)) if shared and len(rows) > 1 else None
     if tree is None or not any(tree.joined):
         return _end_to_end(rows, device)
-    return _as_tree(tree, device)
+    return as_tree(tree, device)
 
 
 def fed(rows: Sequence[TrainRow]) -> list[npt.NDArray[Any]]:
@@ -152,19 +153,24 @@ def _end_to_end(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDA
         documents = [length + -length % multiple for length in lengths]
     else:
         documents = lengths + [-sum(lengths) % multiple] * (multiple > 1)
+    laid = documents_of(documents, device)._replace(alike=alike)
     bounds = np.cumsum([0, *documents], dtype=np.int32)
-    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], documents)
-    laid = Documents(
-        positions=put(positions[None], device),
-        bounds=put(bounds, device),
-        longest=_power_of_two(max(documents)),
-        groups=tuple((len(list(same)), length) for length, same in groupby(documents) if length),
-        alike=alike,
-    )
     return np.arange(sum(lengths)) + np.repeat(bounds[: len(rows)] - np.cumsum([0, *lengths[:-1]]), lengths), laid
 
 
-def _as_tree(tree: PrefixTree, device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
+def documents_of(lengths: Sequence[int], device: torch.device = _CPU) -> Documents:
+    """Documents of these lengths, which follow one another."""
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
+    return Documents(
+        positions=put(positions[None], device),
+        bounds=put(bounds, device),
+        longest=_power_of_two(max(lengths)),
+        groups=tuple((len(list(same)), length) for length, same in groupby(lengths) if length),
+    )
+
+
+def as_tree(tree: PrefixTree, device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
     """As `_end_to_end`, with shared prefixes once."""
     at, depths = np.concatenate(tree.places), np.zeros(tree.size, np.int64)
     depths[at] = np.concatenate([np.arange(len(places)) for places in tree.places])

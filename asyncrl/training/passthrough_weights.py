@@ -1,9 +1,9 @@
-"""Tensors of a model that no pass reads: final layers that predict tokens ahead, for engines that draft."""
+"""Tensors of a model that no pass reads: layers that predict tokens ahead, for engines that draft; image encoders."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -20,21 +20,31 @@ _AGAIN = {"embed_tokens.weight": (EMBEDDING,), "shared_head.head.weight": (HEAD,
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def further_tensors(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model directory that belong to layers after the trunk."""
-    layers, shapes = read_shape(directory).layers, tensor_shapes(directory)
+_COMPUTED = ".inv_freq"  # of tensors that old checkpoints have, and models compute
+
+
+def further_tensors(directory: Path, own: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model directory that no pass reads.
+
+    Args:
+        own: names of the tensors that passes read; if left out, all but those of layers after the trunk.
+    """
+    shapes = tensor_shapes(directory)
+    if own is not None:
+        return {name: one for name, one in shapes.items() if name not in own and not name.endswith(_COMPUTED)}
+    layers = read_shape(directory).layers
     numbered = ((name, _LAYER.match(name)) for name in shapes)
     return {name: shapes[name] for name, found in numbered if found and int(found[1]) >= layers}
 
 
 class PassthroughWeights:
-    """The tensors of further layers as a trainer that does not train them publishes them: as they were read.
+    """The tensors that a trainer does not train, as it publishes them: as they were read.
 
     Embedding and head, which lie there again, are published as those of the trunk are.
     """
 
-    def __init__(self, directory: Path, stem: str) -> None:
-        self._shapes = further_tensors(directory)
+    def __init__(self, directory: Path, stem: str, own: Collection[str] | None = None) -> None:
+        self._shapes = further_tensors(directory, own)
         self._stem = stem  # of its files
         self._source = self._files = TensorFiles(directory, stem) if self._shapes else None
         if self._files is not None:

@@ -14,15 +14,20 @@ import torch.distributed as dist
 from torch import nn
 from torch._functorch import config as partitioning
 
+from asyncrl.data.model_dir import ModelError, expert_count
 from asyncrl.data.quantisation import read_quantisation
-from asyncrl.training.attention import DOCUMENTS, Documents
-from asyncrl.training.disk_names import read_whole, stored
+from asyncrl.models.transformers_config import read_transformers_config
+from asyncrl.training.attention import Documents
+from asyncrl.training.disk_names import DiskNames, stored
+from asyncrl.training.document_check import arrangement_of
+from asyncrl.training.document_model import DocumentModel
+from asyncrl.training.head import decoder_of, read_head
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
-from asyncrl.training.transformers_parts import AutoConfig, AutoModelForCausalLM, logging
+from asyncrl.training.transformers_parts import AutoModelForCausalLM, logging
 from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
 from topics.wire import UInt8Array
 
@@ -45,10 +50,17 @@ class Policy(nn.Module):
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.vocab_size: int = model.config.vocab_size
-        self.context: int = model.config.max_position_embeddings
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.context: int = config.max_position_embeddings
         self.compiled = compiled
-        self._kernels = Kernels(compiled=compiled, chunk_elements=CHUNK_ELEMENTS if sparing else 0)
+        self.names = DiskNames.of(model)
+        self.arrangement = arrangement_of(config)
+        self._documents = DocumentModel(model, self.arrangement)
+        head = read_head(model)
+        self._factor = head.factor
+        chunk_elements = CHUNK_ELEMENTS if sparing else 0
+        self.kernels = Kernels(compiled=compiled, chunk_elements=chunk_elements, bound=head.bound)
         self._routers: dict[int, Any] = {}  # that replay, by the numbers of their layers
 
     def passes(self, batches: Sequence[T]) -> Iterator[T]:
@@ -56,19 +68,14 @@ class Policy(nn.Module):
         return iter(batches) if self.sharded is None else self.sharded.passes(batches)
 
     @property
-    def shares_prefixes(self) -> bool:
-        """Return whether a token may follow several rows: every layer has attention, none a recurrent state."""
-        kinds = getattr(self.model.config, "layer_types", None) or ()
-        return all(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
-
-    @property
     def mixture(self) -> Mixture | None:
         """Return the experts of the model; None without experts."""
-        config = self.model.config
-        experts = getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0)
-        if not experts:
+        config = self.model.config.get_text_config()
+        experts = expert_count(config.to_dict())
+        if not experts or not getattr(config, "num_experts_per_tok", 0):
             return None
-        routed = (number for number, layer in enumerate(self.model.base_model.layers) if hasattr(layer.mlp, "experts"))
+        layers = enumerate(decoder_of(self.model).layers)
+        routed = (number for number, layer in layers if hasattr(getattr(layer, "mlp", None), "experts"))
         return Mixture(config.num_hidden_layers, config.num_experts_per_tok, experts, tuple(routed))
 
     def replay(self) -> None:
@@ -76,6 +83,11 @@ class Policy(nn.Module):
         from asyncrl.training.replay_router import replay_routers  # loads three model families
 
         self._routers = replay_routers(self.model)
+        if not self._routers:
+            raise ModelError(
+                f"learner.routing: the routers of {type(self.model).__name__} cannot follow recorded experts; "
+                'set learner.routing = "own"'
+            )
 
     def taken(self) -> UInt8Array:
         """Return the experts that the tokens of the newest pass went to: see `as_bytes`."""
@@ -117,16 +129,15 @@ class Policy(nn.Module):
         """Apply the head to hidden states, [N, H]; see `forward`."""
         head = self.model.get_output_embeddings()
         if isinstance(wanted, Top):
-            return (most_probable(chosen, head, temperatures, self._kernels, wanted),)
-        return chosen_logprobs(chosen, head, (targets, temperatures), self._kernels, wanted)
+            return (most_probable(chosen, head, temperatures, self.kernels, wanted),)
+        return chosen_logprobs(chosen, head, (targets, temperatures), self.kernels, wanted)
 
     def chosen(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents) -> torch.Tensor:
         """Last hidden states, [N, H], at some positions; see `forward`."""
-        options = {"documents": documents._replace(routing=None), "position_ids": documents.positions}
         if self._routers:
             self._record_routing(documents)
-        hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
-        flat: torch.Tensor = hidden.flatten(0, 1)
+        flat = self._documents.hidden(tokens, documents).flatten(0, 1)
+        flat = flat if self._factor == 1.0 else flat * self._factor
         if documents.seen:  # rows share places, whose gradients are added in float32
             exact = flat.float() if flat.itemsize < 4 else flat
             return torch.index_select(exact, 0, positions).to(flat.dtype)
@@ -154,6 +165,7 @@ class Loading:
     activations: float = (
         1.0  # share of what compiled layers would keep for it; below 1 logits come in small chunks, too
     )
+    exact_head: bool = False  # it multiplies in float32
     lora: Lora | None = None  # adapters, which alone are trained then
     trained: bool = False  # it has exact weights too, if it computes with rounded ones
     exchange: Exchange = "auto"
@@ -166,21 +178,22 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     Where torch.distributed has several ranks, parameters are sharded with FSDP2 over all of them.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
-    options = {"dtype": torch.float32, "attn_implementation": DOCUMENTS}
+    options = {"dtype": torch.float32}
     # The trainer's probabilities must be those of the policy that sampled.
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, attention_dropout=0.0)
+    config = read_transformers_config(directory, attention_dropout=0.0)
     if read_quantisation(directory) is None:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, local_files_only=True, **options)
     else:
         model = _read_quantised(directory, config, options)
+    model.to(how.device)
+    policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
+    policy.kernels.exact = how.exact_head
     if how.lora is not None:
         add_adapters(model, how.lora)
-    model.to(how.device)
     if how.recompute:
         model.gradient_checkpointing_enable()
-    policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        policy.sharded = Sharded(policy, policy.model.base_model.layers, how.device, how.dtype)
+        policy.sharded = Sharded(policy, decoder_of(policy.model).layers, how.device, how.dtype)
         if how.trained:
             policy.sharded.exchange(how.exchange)
     elif how.dtype != torch.float32 and how.trained:
@@ -198,7 +211,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         with suppress(OSError):
             KERNELS.mkdir(parents=True, exist_ok=True)
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(KERNELS))
-        for layer in policy.model.base_model.layers:
+        for layer in decoder_of(policy.model).layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy
 
@@ -209,6 +222,7 @@ def _read_quantised(directory: Path, config: Any, options: dict[str, Any]) -> An
     kind: Any = AutoModelForCausalLM  # its call has no types
     model = kind.from_config(config, **options)
     with TensorFiles(directory, "model") as files, torch.no_grad():
+        names = DiskNames.of(model)
         for name, tensor in stored(model).items():
-            tensor.copy_(read_whole(files, name, tuple(tensor.shape)))
+            tensor.copy_(names.read(files, name, tuple(tensor.shape)))
     return model

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.training.disk_names import divided, read_whole, stored
+from asyncrl.training.disk_names import stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter
 from asyncrl.training.tensor_files import TensorFiles, placed
@@ -69,7 +69,7 @@ class Reference:
             return []
         found = [Source(STEM, VERSION, self._version, self._version.dtype)]
         for name, tensor in self._parameters.items():
-            found += divided(Source(STEM, name, tensor, tensor.dtype), tuple(tensor.shape))
+            found += self._copy.names.divided(Source(STEM, name, tensor, tensor.dtype), tuple(tensor.shape))
         return found
 
     def load(self, directory: Path) -> None:
@@ -82,4 +82,5 @@ class Reference:
             self._version = files[VERSION]
             for name, parameter in self._parameters.items():
                 if name in files.names or not is_adapter(name):
-                    parameter.copy_(placed(read_whole(files, name, tuple(parameter.shape)), parameter))
+                    whole = self._copy.names.read(files, name, tuple(parameter.shape))
+                    parameter.copy_(placed(whole, parameter))

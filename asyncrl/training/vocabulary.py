@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from asyncrl.training.head import bounded
+
 CHUNK_ELEMENTS = 1 << 27
 """Logits held at once, forward and backward, for any number of tokens."""
 _COMPILED = 1 << 29
@@ -90,8 +92,14 @@ class Kernels:
     """The two computations on logits, compiled if that pays off."""
 
     rows: int | None = None  # of the head that belong to tokens; None for all
+    exact = False  # the head multiplies in float32
 
-    def __init__(self, *, compiled: bool, chunk_elements: int = 0) -> None:
+    def __init__(self, *, compiled: bool, chunk_elements: int = 0, bound: float = 0.0) -> None:
+        """
+        Args:
+            bound: of the logits: see `asyncrl.training.head`.
+        """
+        self.bound = bound
         self.score: Callable[..., _Scored] = torch.compile(_score) if compiled else _score
         self.slope: Callable[..., torch.Tensor] = torch.compile(_slope, dynamic=True) if compiled else _slope
         self.most_probable: Callable[..., torch.Tensor] = _most_probable
@@ -151,9 +159,7 @@ def most_probable(
     weight, bias = head.weight, head.bias
     size = max(kernels.chunk_elements // weight.shape[0], 1)
     parts = zip(torch.split(hidden, size), torch.split(temperatures, size), strict=True)
-    return torch.cat(
-        [kernels.most_probable(torch.nn.functional.linear(part, weight, bias), heat, *top) for part, heat in parts]
-    )
+    return torch.cat([kernels.most_probable(_logits(part, weight, bias, kernels), heat, *top) for part, heat in parts])
 
 
 class _ChosenLogProbs(torch.autograd.Function):
@@ -170,7 +176,7 @@ class _ChosenLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         size = max(kernels.chunk_elements // weight.shape[0], 1)
         scores = [
-            kernels.score(torch.nn.functional.linear(part, weight, bias), *rest)
+            kernels.score(_logits(part, weight, bias, kernels), *rest)
             for part, *rest in zip(*(torch.split(one, size) for one in (hidden, *tokens)), strict=True)
         ]
         logprobs, entropy, total, *outcomes = (torch.cat(column) for column in zip(*scores, strict=True))
@@ -196,13 +202,15 @@ class _ChosenLogProbs(torch.autograd.Function):
                 targets, temperatures, *ids = (one[part] for one in tokens)
                 given = (targets - rows.start, temperatures, *(one - rows.start for one in ids))
                 upstream = [None if one is None else one[part] for one in [*grads, None][:3]]
-                logits = torch.nn.functional.linear(hidden[part], own_weight, own_bias)
+                logits = _logits(hidden[part], own_weight, own_bias, ctx.kernels)
                 if ctx.kernels.compiled:  # for the two widths of blocks, and any number of tokens
                     torch._dynamo.mark_static(logits, 1)
                 slope = ctx.kernels.slope(logits, given, [one[part] for one in outputs], upstream)
-                of_hidden[part] += slope @ own_weight
+                if bound := ctx.kernels.bound:
+                    slope = slope * (1.0 - (logits / bound).square())
+                of_hidden[part] += slope @ own_weight.to(slope)
                 if of_weight is not None:
-                    weights.append(slope.T @ hidden[part])
+                    weights.append(slope.T @ hidden[part].to(slope))
                 if of_bias is not None:
                     biases.append(slope.sum(0, dtype=torch.float32))
             if of_weight is not None:
@@ -210,6 +218,12 @@ class _ChosenLogProbs(torch.autograd.Function):
             if of_bias is not None:
                 of_bias[rows] = _sum(biases)
         return of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> torch.Tensor:
+    if kernels.exact:
+        hidden, weight, bias = hidden.float(), weight.float(), None if bias is None else bias.float()
+    return bounded(torch.nn.functional.linear(hidden, weight, bias), kernels.bound)
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:

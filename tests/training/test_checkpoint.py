@@ -75,7 +75,11 @@ def test_an_alphabet_names_each_character_once(tmp_path):
         ("config.json", None, r"cannot read config.json \(No such file"),
         ("config.json", b"{", "config.json is not a JSON object"),
         ("config.json", b"[]", "config.json is not a JSON object .*got `array`"),
-        ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported"),
+        (
+            "config.json",
+            b'{"architectures": ["BertForMaskedLM"]}',
+            "found BertForMaskedLM, expected a causal language model",
+        ),
         ("config.json", b'{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 3}', "max_position_embeddings None"),
         (
             "config.json",

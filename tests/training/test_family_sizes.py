@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.training.disk_names import shapes_on_disk, stored
+from asyncrl.training.disk_names import DiskNames, stored
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import parameters_of
 from asyncrl.training.megatron.parallel_config import Layout
@@ -34,9 +34,9 @@ def test_names_and_shapes_are_those_that_transformers_writes(tmp_path, name):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
 
-    theirs = {}
+    theirs, names = {}, DiskNames.of(model)
     for key, tensor in stored(model).items():
-        theirs |= shapes_on_disk(key, tuple(tensor.shape))
+        theirs |= names.shapes(key, tuple(tensor.shape))
     ours = family.tensors(shape)
     assert ours == theirs
     assert sum(map(math.prod, ours.values())) / 1e9 == pytest.approx(billions, rel=0.01)

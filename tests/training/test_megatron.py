@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.data.quantisation import quantised_as
-from asyncrl.training.disk_names import divided
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import parameters_of
@@ -103,7 +102,9 @@ def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
     gradients = {
         one.name: one.tensor
         for key, parameter in named
-        for one in divided(Source("", key, parameter.grad, parameter.dtype), tuple(parameter.shape))
+        for one in trainer._policy.names.divided(
+            Source("", key, parameter.grad, parameter.dtype), tuple(parameter.shape)
+        )
     }
     with torch.no_grad():
         logprobs, entropies = trainer._policy(*trainer._passes.lay(scored_rows(name)).inputs)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.training.disk_names import divided
+from asyncrl.training.disk_names import DiskNames
 from asyncrl.training.host_copy import Source
 from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 from harness.megatron_ahead import CASES, FAMILIES, GRADIENTS, RATE, STEPS, TRAINED, WEIGHT
@@ -68,7 +68,7 @@ def expected_gradients(directory, rows):
     found = {f"{PREFIX}{name}.weight": one.grad for name, one in own.items()}
     for key, parameter in layer.named_parameters():
         source = Source("", PREFIX + key, parameter.grad, parameter.dtype)
-        found |= {one.name: one.tensor for one in divided(source, tuple(parameter.shape))}
+        found |= {one.name: one.tensor for one in DiskNames().divided(source, tuple(parameter.shape))}
     return found
 
 

@@ -42,6 +42,40 @@ def test_chunks_give_the_values_and_gradients_of_the_whole(bias, elements):
             torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=4e-6)
 
 
+@pytest.mark.parametrize("elements", [20, 50000])
+def test_bounded_logits_have_the_values_and_gradients_of_the_formula(elements):
+    hidden, head, targets, temperatures = inputs(bias=True)
+    kernels = Kernels(compiled=False, chunk_elements=elements, bound=1.5)
+    logprobs, entropy = chosen_logprobs(hidden, head, (targets, temperatures), kernels)
+
+    expected, entropies = unfused(hidden, lambda one: 1.5 * torch.tanh(head(one) / 1.5), targets, temperatures)
+
+    torch.testing.assert_close(logprobs, expected, rtol=1e-6, atol=1e-6)
+    leaves, upstream = [hidden, *head.parameters()], torch.randn(2, N)
+    found = torch.autograd.grad(logprobs @ upstream[0] + entropy @ upstream[1], leaves)
+    wanted = torch.autograd.grad(expected @ upstream[0] + entropies @ upstream[1], leaves)
+    for gradient, reference in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=4e-6)
+
+
+def test_a_head_in_float32_has_no_rounded_logits():
+    hidden, head, targets, temperatures = inputs(bias=True)
+    hidden, head = hidden.detach().bfloat16().requires_grad_(), head.bfloat16()
+    expected, _ = unfused(
+        hidden.float(), lambda one: one @ head.weight.float().T + head.bias.float(), targets, temperatures
+    )
+    off = []
+    for exact in (True, False):
+        kernels = Kernels(compiled=False)
+        kernels.exact = exact
+        logprobs, _ = chosen_logprobs(hidden, head, (targets, temperatures), kernels)
+        off.append(float((logprobs - expected).abs().max()))
+        [gradient] = torch.autograd.grad(logprobs.sum(), hidden)
+        assert gradient.dtype == torch.bfloat16
+
+    assert off[0] < 1e-5 < 1e-3 < off[1]
+
+
 class Largest(TorchDispatchMode):
     """The largest number of elements of a result."""
 

@@ -17,7 +17,7 @@ class Torch(TrainerKind):
     """Models of transformers, on the CPU or on GPUs."""
 
     capabilities = frozenset({TrainerCapability.MODEL, TrainerCapability.PROCESSES, TrainerCapability.LIVE})
-    settings = frozenset({"share_prefixes", "exchange", "activations", "moments", "lora"})
+    settings = frozenset({"share_prefixes", "exchange", "activations", "moments", "lora", "head"})
 
     def open(self, config: Config, model: Path, base: Path) -> Trainer:
         from asyncrl.training.lora import Lora
@@ -29,6 +29,7 @@ class Torch(TrainerKind):
             **common_settings(config, model, base),
             activations=learner.activations,
             exchange=learner.exchange,
+            exact_head=learner.head == "float32",
             moments=learner.moments,
             share_prefixes=learner.share_prefixes,
             lora=Lora(lora.rank, lora.alpha, tuple(lora.targets), lora.publish == "adapter") if lora.rank else None,

@@ -22,7 +22,7 @@ from asyncrl.data.quantisation import config_of
 from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer, on_device
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic
-from asyncrl.training.disk_names import divided
+from asyncrl.training.disk_names import stored
 from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.lora import Lora, with_adapters
@@ -47,6 +47,7 @@ class TorchSettings(TrainerSettings):
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
+    exact_head: bool = False  # the head multiplies in float32
     share_prefixes: bool = False  # compute first tokens that rows have in common once
 
 
@@ -70,7 +71,13 @@ class TorchTrainer(BaseTrainer):
                 torch.cuda.set_device(self.device)
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
-        frozen = Loading(self.device, self._dtype, self.settings.compiled, activations=self.settings.activations)
+        frozen = Loading(
+            self.device,
+            self._dtype,
+            self.settings.compiled,
+            activations=self.settings.activations,
+            exact_head=self.settings.exact_head,
+        )
         own = replace(frozen, lora=lora)
         # torch's own AdamW takes whole masters; on a CPU it is ten times as fast as several passes over halves.
         halves = self.device.type != "cpu" or self.settings.moments != "float32"
@@ -78,12 +85,13 @@ class TorchTrainer(BaseTrainer):
             replace, trained=True, halves=halves, recompute=self.settings.recompute, exchange=self.settings.exchange
         )
         self._policy = load_policy(directory, trained(own))
-        self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS)
+        read = self._policy.names.of_all(stored(self._policy.model))
+        self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS, read)
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()
-        budget, shared = self.settings.micro_batch_tokens, self.settings.share_prefixes and self._policy.shares_prefixes
-        self._passes = Passes(self.device, micro_batch_tokens=budget, shared=shared)
+        shared = self.settings.share_prefixes and self._policy.arrangement.shares
+        self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens, shared=shared)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = ModelOptimizer(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
         self._offloader, self._idle, self._frozen = Offloader(self.device), Offloader(self.device), list[torch.Tensor]()
@@ -145,7 +153,7 @@ class TorchTrainer(BaseTrainer):
         weights = self._own.parameters if lora else self._own.rounded
         for name, tensor, adapter in with_adapters(weights, lora.scale if lora else 0.0):
             dtype = self._dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
-            found += divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
+            found += self._policy.names.divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
         return found
 
     def _adapter(self, lora: Lora) -> PublishedAdapter:

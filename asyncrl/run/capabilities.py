@@ -1,0 +1,125 @@
+"""One line of `asyncrl check`: what works with the model of a config."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.config.settings import Config
+from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
+from asyncrl.data.quantisation import quantised_as
+from asyncrl.engine.embedded.config import read_config
+from asyncrl.engine.errors import EngineError
+from asyncrl.training.megatron.families import FAMILIES, read_family
+
+if TYPE_CHECKING:
+    from asyncrl.training.document_model import Arrangement
+
+_ENGINES = {
+    "SGLang": ("sglang", "srt/models"),
+    "vLLM": ("vllm", "model_executor/models"),
+}
+"""By name: the package, and the folder that names the architectures which the engine serves."""
+
+
+def capability_lines(config: Config, base: Path) -> Iterator[str]:
+    """Name what works with the model, and what does not with the reason."""
+    path = base / config.model.path
+    if not config.model.path:
+        return
+    info = model_info(path)
+    found = {**_trainers(path, info), **_engines(path, info), **_features(path, info)}
+    works = [name for name, reason in found.items() if not reason]
+    missing = [f"{name} ({reason})" for name, reason in found.items() if reason]
+    line = f"{info.architecture} works with {', '.join(works) or 'nothing'}"
+    yield f"{line}; not with {', '.join(missing)}" if missing else line
+
+
+def padding_hints(config: Config, base: Path) -> Iterator[str]:
+    """Name a model whose documents cannot be packed."""
+    path = base / config.model.path
+    if not config.model.path or not config.trains or config.learner.trainer != "torch":
+        return
+    arrangement = _arrangement(path, model_info(path))
+    if arrangement is not None and not arrangement.packs:
+        yield (
+            f"learner.micro_batch_tokens: documents in one row would leak in {arrangement.reason}, so each is a padded "
+            "row; steps are slower than packed ones, most of all where lengths differ"
+        )
+
+
+def _arrangement(path: Path, info: ModelInfo) -> Arrangement | None:
+    """Return how documents are taken by a model that only transformers knows; the other ones are packed."""
+    if info.architecture in FAMILIES:
+        return None
+    from asyncrl.training.transformers_model import arrangement_in  # loads torch
+
+    return arrangement_in(path)
+
+
+def _trainers(path: Path, info: ModelInfo) -> dict[str, str]:
+    """Return why trainers do not work, by their names; empty texts if they do."""
+    return {_torch(path, info): "", "megatron": _problem_of_megatron(path)}
+
+
+def _torch(path: Path, info: ModelInfo) -> str:
+    """Return the torch trainer with the way in which it takes documents."""
+    arrangement = _arrangement(path, info)
+    if arrangement is None:
+        return "torch, packed"
+    if not arrangement.packs:
+        return "torch, padded"
+    apart = ", ".join(sorted(arrangement.apart))
+    return f"torch, packed with {apart} once per document" if apart else "torch, packed"
+
+
+def _problem_of_megatron(path: Path) -> str:
+    try:
+        read_family(path)
+    except (ModelError, EngineError):
+        return "no such family"
+    return ""
+
+
+def _engines(path: Path, info: ModelInfo) -> dict[str, str]:
+    try:
+        read_config(path)
+        embedded = ""
+    except EngineError:
+        embedded = "not served"
+    return {"embedded": embedded} | {name: _problem_of(name, info.architecture) for name in _ENGINES}
+
+
+def _problem_of(engine: str, architecture: str) -> str:
+    """Return why an engine does not serve an architecture: the files of its package name those that it serves."""
+    package, folder = _ENGINES[engine]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return "not installed here"
+    word = re.compile(rf"\b{re.escape(architecture)}\b")
+    files = Path(spec.submodule_search_locations[0], folder).glob("*.py")
+    return "" if any(word.search(file.read_text(encoding="utf-8")) for file in files) else "not served"
+
+
+def _features(path: Path, info: ModelInfo) -> dict[str, str]:
+    arrangement = _arrangement(path, info)
+    known = arrangement is None
+    shares = arrangement is None or arrangement.shares
+    replay = "" if known else "its routers cannot follow recorded experts"
+    return {
+        "LoRA": "",
+        "prefix sharing": "" if shares else "layers carry a state, or rows are padded",
+        "routing replay": replay if info.experts else "no experts",
+        "quantised publication": _problem_of_forms(path),
+    }
+
+
+def _problem_of_forms(path: Path) -> str:
+    try:
+        form = quantised_as(path, "fp8-blocks")
+    except ModelError:
+        return "other quantised weights"
+    return "" if form is not None and form.names else "no matrices in its layers"

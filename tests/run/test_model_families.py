@@ -1,0 +1,127 @@
+"""`asyncrl check` of models that no list of asyncrl names, and of models that cannot be trained."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.api.check import check
+from asyncrl.data.model_dir import ModelError
+from asyncrl.models.transformers_config import read_transformers_config
+from asyncrl.training.megatron.families import FAMILIES as LISTED
+from harness.families import FAMILIES, change_config, write_family
+
+CONFIG = """
+model.path = "model"
+engine.kind = "external"
+engine.addresses = ["http://127.0.0.1:9"]
+rollout.max_new_tokens = 9
+task.source = "rows.jsonl"
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model of a family that no list names."""
+    directory = tmp_path_factory.mktemp("model") / "olmo-3"
+    write_family(directory, "olmo-3")
+    return directory
+
+
+def checked(folder: Path):
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "ab", "label": "a"}) + "\n")
+    (folder / "config.toml").write_text(CONFIG)
+    return check(folder / "config.toml")
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next", "gpt-oss", "gemma-3", "minimax-m2", "nemotron-3", "olmo-3"])
+def test_a_family_that_no_list_names_passes_check_with_a_line_of_its_capabilities(tmp_path, name):
+    write_family(tmp_path / "model", name)
+    [architecture] = json.loads((tmp_path / "model" / "config.json").read_text())["architectures"]
+    assert architecture not in LISTED
+
+    found = checked(tmp_path)
+
+    assert not found.problems
+    [line] = [fact for fact in found.facts if fact.startswith(architecture)]
+    assert line.startswith(f"{architecture} works with torch, packed")
+    assert "megatron (no such family), embedded (not served), SGLang (" in line
+    apart = FAMILIES[name][0] in ("qwen3_5_text", "qwen3_next", "nemotron_h")
+    assert ("once per document" in line) == apart
+    assert ("prefix sharing (layers carry a state" in line) == apart
+
+
+def test_a_model_that_cannot_pack_passes_check_with_a_hint_that_names_the_layer_kind(tmp_path):
+    write_family(tmp_path / "model", "deepseek-v3.2")
+
+    found = checked(tmp_path)
+
+    assert not found.problems
+    assert any("would leak in DeepseekV32Attention, so each is a padded row" in hint for hint in found.hints)
+    assert any("works with torch, padded" in fact for fact in found.facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}},
+            r"model type 'mine' has its code among its files \(auto_map in config.json\), which asyncrl never runs",
+        ),
+        ({"model_type": "olmo9"}, r"transformers [\d.]+ has no model type 'olmo9'; install a version that has it"),
+        (
+            {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]},
+            "Qwen3VLForConditionalGeneration is no language model alone, but one with images",
+        ),
+    ],
+    ids=["remote code", "a family that transformers lacks", "a vision model"],
+)
+def test_a_model_that_cannot_be_trained_is_one_clear_error(model, tmp_path, changes, words):
+    shutil.copytree(model, tmp_path / "model")
+    change_config(tmp_path / "model", **changes)
+
+    with pytest.raises(ModelError, match=words):
+        read_transformers_config(tmp_path / "model")
+    [problem] = checked(tmp_path).problems
+    assert "model.path" in problem.key
+
+
+def test_weights_of_another_model_are_refused_by_the_name_of_a_tensor(model, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    change_config(tmp_path / "model", intermediate_size=40)
+
+    [problem] = checked(tmp_path).problems
+
+    assert "mlp.down_proj.weight is [32, 40], in the weights it is [32, 48]" in problem.message
+
+
+_FLA = """
+def chunk_gated_delta_rule(query, key, value, g=None, beta=None, **options):
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
+"""
+
+
+def test_a_wrong_flash_linear_attention_is_one_clear_error(tmp_path):
+    rule = tmp_path / "site" / "fla" / "ops" / "gated_delta_rule"
+    rule.mkdir(parents=True)
+    (rule / "__init__.py").write_text(_FLA)
+    for folder in (rule.parent, rule.parent.parent):
+        (folder / "__init__.py").touch()
+    facts = tmp_path / "site" / "flash_linear_attention-0.1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-linear-attention\nVersion: 0.1.0\n")
+    write_family(tmp_path / "model", "qwen3-next")
+    # transformers takes the kernels of the package as its module is imported, so another process has to.
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; "
+        "from asyncrl.training.transformers_model import check_transformers_model as check; check(Path(sys.argv[2]))"
+    )
+
+    command = [sys.executable, "-c", code, str(tmp_path / "site"), str(tmp_path / "model")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert "flash-linear-attention 0.1.0 is installed, and fails here on a small model" in found.stderr.splitlines()[-1]
+    assert "0 active drivers" in found.stderr.splitlines()[-1]
