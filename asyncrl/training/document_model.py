@@ -1,7 +1,7 @@
 """A transformers model over a sequence of documents: packed, with some layers once per document, or padded.
 
 Layers that carry a state from token to token (gated delta nets, Mamba, short convolutions) see each document as a row
-of a batch, so state and convolution begin anew. Rows are padded at the end, which earlier tokens never see.
+of a batch, so state and convolution begin again. Rows are padded at the end, which earlier tokens never see.
 """
 
 from __future__ import annotations

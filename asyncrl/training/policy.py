@@ -218,7 +218,8 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
 
 def _read_quantised(directory: Path, config: Any, options: dict[str, Any]) -> Any:
     """Return the model of a directory with quantised weights, which are made whole again."""
-    del config.quantization_config  # transformers would compute with quantised matrices
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # transformers would compute with quantised matrices
     kind: Any = AutoModelForCausalLM  # its call has no types
     model = kind.from_config(config, **options)
     with TensorFiles(directory, "model") as files, torch.no_grad():

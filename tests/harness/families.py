@@ -3,6 +3,7 @@
 import json
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.training.disk_names import stored
@@ -112,3 +113,16 @@ def change_config(directory, **changes):
     """Change `config.json` of a model."""
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def write_with_images(directory, name="qwen3.5"):
+    """Write a family's model as the language model of one with images, and with a layer that predicts ahead."""
+    write_family(directory, name)
+    text = json.loads((directory / "config.json").read_text())
+    tensors = load_file(directory / "model.safetensors")
+    own = {key.replace("model.", "model.language_model.", 1): one for key, one in tensors.items()}
+    further = {"model.visual.patch_embed.proj.weight": torch.randn(8, 3), "mtp.fc.weight": torch.randn(32, 64)}
+    save_file({**own, **further}, directory / "model.safetensors", {"format": "pt"})
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
+    (directory / "config.json").write_text(json.dumps(whole))
+    return further

@@ -11,7 +11,7 @@ from asyncrl.training.torch.trainer import TorchTrainer
 from asyncrl.training.transformers_model import check_transformers_model
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.model_folder import write_model
-from harness.families import FAMILIES, write_family
+from harness.families import FAMILIES, write_family, write_with_images
 from harness.training import policy, policy_rows, sft
 
 
@@ -76,3 +76,19 @@ def test_published_weights_have_the_names_of_the_checkpoint_and_its_logits(writt
     with torch.no_grad():
         expected, found = (one.eval()(input_ids=tokens, use_cache=False).logits for one in (own, network))
     assert torch.equal(expected, found)
+
+
+def test_the_language_model_of_a_model_with_images_is_trained_and_the_rest_published_unchanged(tmp_path):
+    further = write_with_images(tmp_path / "model")
+    check_transformers_model(tmp_path / "model")
+    trainer = TorchTrainer(tmp_path / "model")
+    trainer.step(policy_rows(np.random.default_rng(3), 6), policy())
+
+    (tmp_path / "out").mkdir()
+    write_model(DiskFolder(tmp_path / "out"), trainer.copy_weights().files(), trainer.source)
+
+    before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("model", "out"))
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], one) for key, one in further.items())
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == before.keys() - further.keys()
