@@ -1,4 +1,4 @@
-"""The configuration of a model directory as transformers reads it, and what it cannot read."""
+"""The configuration of a model directory as transformers reads it, with the reasons for which a model is refused."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _in_order(parts: Sequence[torch.Tensor], seen: Sequence[int], number: int, c
 
 
 class _Unusual(NamedTuple):
-    """What no kernel of torch computes."""
+    """Parts of attention that the kernels of torch lack."""
 
     sinks: torch.Tensor | None = None  # [heads] logits that take part in each softmax
     bound: float = 0.0  # of the products

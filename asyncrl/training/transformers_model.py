@@ -38,7 +38,7 @@ def check_transformers_model(directory: Path, replaced: str = "") -> None:
     if read_json(directory / "config.json").get("quantization_config") is not None:
         return  # the names and scales of quantised weights are checked where these are read
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into the report
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # and so would a table of what is refused below
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # and so would a table of the tensors that are refused below
     load: Any = AutoModelForCausalLM.from_pretrained
     model, found = load(
         directory,

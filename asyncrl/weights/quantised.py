@@ -3,7 +3,7 @@
 FP8 (DeepSeek-V3, arXiv 2412.19437, 3.3): the 128 x 128 values of a block are divided by their scale, the largest of
 them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. In the form `ue8m0` a scale is the next power of
 two. INT4 (compressed-tensors, symmetric groups): the 32 values of a group are divided by their scale and rounded to -8
-to 7; eight of them lie in an int32, the first one in its lowest bits, each with 8 added. The scale is the largest value
+to 7; an int32 has eight of them, the first one in its lowest bits, each with 8 added. The scale is the largest value
 over 7.5, as in compressed-tensors, or over 7 or 8 if the group then loses less: so quantised values survive a second
 quantisation unchanged.
 """
