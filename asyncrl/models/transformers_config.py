@@ -21,8 +21,8 @@ def read_transformers_config(directory: Path, **changes: Any) -> Any:
         ModelError: transformers has no causal language model of this type, or it needs code from its directory.
     """
     # transformers takes seconds to import.
+    from asyncrl.training.transformers_parts import AutoConfig  # isort: skip - it prepares the import of the others
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
@@ -24,6 +23,7 @@ from asyncrl.training.document_model import Arrangement, DocumentModel
 from asyncrl.training.head import decoder_of, read_head
 from asyncrl.training.packing import as_tree, documents_of
 from asyncrl.training.prefix_tree import prefix_tree
+from asyncrl.training.transformers_parts import AutoConfig, AutoModelForCausalLM
 
 _LENGTHS = (13, 22, 9)  # of documents; longer than the windows below
 _FORKED = (24, 20)  # lengths of two documents with common first tokens

@@ -95,7 +95,11 @@ class DocumentModel:
         rows = [tokens[0][places] for places in self._padded.batches]
         return self._padded.joined([base(input_ids=one, use_cache=False).last_hidden_state for one in rows])
 
-    @torch.compiler.disable  # each batch has other documents
+    def leave_uncompiled(self) -> None:
+        """Keep compiled layers from compiling the parts that run once per document: each batch has other documents."""
+        for module in self._modules:
+            module.forward = torch.compiler.disable(module.forward)
+
     def _once_per_document(self, forward: Any, *arguments: Any, **options: Any) -> Any:
         padded, length = self._padded, self._length(arguments, options)
         if padded is None or length != len(padded.order):

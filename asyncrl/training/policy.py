@@ -56,7 +56,7 @@ class Policy(nn.Module):
         self.compiled = compiled
         self.names = DiskNames.of(model)
         self.arrangement = arrangement_of(config)
-        self._documents = DocumentModel(model, self.arrangement)
+        self.documents = DocumentModel(model, self.arrangement)
         head = read_head(model)
         self._factor = head.factor
         chunk_elements = CHUNK_ELEMENTS if sparing else 0
@@ -136,7 +136,7 @@ class Policy(nn.Module):
         """Last hidden states, [N, H], at some positions; see `forward`."""
         if self._routers:
             self._record_routing(documents)
-        flat = self._documents.hidden(tokens, documents).flatten(0, 1)
+        flat = self.documents.hidden(tokens, documents).flatten(0, 1)
         flat = flat if self._factor == 1.0 else flat * self._factor
         if documents.seen:  # rows share places, whose gradients are added in float32
             exact = flat.float() if flat.itemsize < 4 else flat
@@ -211,6 +211,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         with suppress(OSError):
             KERNELS.mkdir(parents=True, exist_ok=True)
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(KERNELS))
+        policy.documents.leave_uncompiled()
         for layer in decoder_of(policy.model).layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy

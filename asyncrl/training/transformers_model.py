@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
-
 from asyncrl.data.model_dir import ModelError, read_json
 from asyncrl.models.transformers_config import read_transformers_config
 from asyncrl.training.disk_names import DiskNames
 from asyncrl.training.document_check import arrangement_of
 from asyncrl.training.document_model import Arrangement
+from asyncrl.training.transformers_parts import AutoModelForCausalLM, logging
 
 
 def arrangement_in(directory: Path) -> Arrangement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
@@ -67,7 +67,10 @@ def _models_listed_once() -> Iterator[None]:
         module.create_import_structure_from_path = listed
 
 
-with absent("accelerate"), _compiler_unloaded(), _models_listed_once():
+# A program that has imported transformers before may have found accelerate, and would then miss it.
+_FOUND = "transformers" in sys.modules
+
+with nullcontext() if _FOUND else absent("accelerate"), _compiler_unloaded(), _models_listed_once():
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import logging

@@ -72,7 +72,7 @@ def test_published_weights_have_the_names_of_the_checkpoint_and_its_logits(writt
     tokens = torch.arange(3, 27)[None]
     own = trainer._policy.model
     own.set_attn_implementation("eager")
-    trainer._policy._documents.release()
+    trainer._policy.documents.release()
     with torch.no_grad():
         expected, found = (one.eval()(input_ids=tokens, use_cache=False).logits for one in (own, network))
     assert torch.equal(expected, found)
