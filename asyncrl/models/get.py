@@ -17,7 +17,6 @@ from pathlib import Path
 from asyncrl.data.model_dir import ModelError, check_model_directory, model_info
 from asyncrl.models.gguf import convert_gguf
 from asyncrl.models.known import KNOWN, Package
-from asyncrl.models.transformers_config import read_transformers_config
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # config and tokenizer
@@ -112,7 +111,6 @@ def _from_hub(name: str, folder: Path, report: Callable[[str], None]) -> None:
         for one in [*small, *weights]:
             if weights and one is weights[0]:
                 model_info(folder)
-                read_transformers_config(folder)
             hf_hub_download(name, one.rfilename, revision=info.sha, local_dir=folder)
             if one.lfs is not None:
                 _check_file(folder / one.rfilename, one.lfs.size, one.lfs.sha256)

@@ -16,7 +16,6 @@ from torch._functorch import config as partitioning
 
 from asyncrl.data.model_dir import ModelError, expert_count
 from asyncrl.data.quantisation import read_quantisation
-from asyncrl.models.transformers_config import read_transformers_config
 from asyncrl.training.attention import Documents
 from asyncrl.training.disk_names import DiskNames, stored
 from asyncrl.training.document_check import arrangement_of
@@ -27,6 +26,7 @@ from asyncrl.training.masters import Masters
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
+from asyncrl.training.transformers_config import read_transformers_config
 from asyncrl.training.transformers_parts import AutoModelForCausalLM, logging
 from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
 from topics.wire import UInt8Array

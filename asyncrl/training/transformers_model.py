@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.model_dir import ModelError, read_json
-from asyncrl.models.transformers_config import read_transformers_config
 from asyncrl.training.disk_names import DiskNames
 from asyncrl.training.document_check import arrangement_of
 from asyncrl.training.document_model import Arrangement
+from asyncrl.training.transformers_config import read_transformers_config
 from asyncrl.training.transformers_parts import AutoModelForCausalLM, logging
 
 

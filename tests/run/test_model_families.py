@@ -10,8 +10,8 @@ import pytest
 
 from asyncrl.api.check import check
 from asyncrl.data.model_dir import ModelError
-from asyncrl.models.transformers_config import read_transformers_config
 from asyncrl.training.megatron.families import FAMILIES as LISTED
+from asyncrl.training.transformers_config import read_transformers_config
 from harness.families import FAMILIES, change_config, write_family
 
 CONFIG = """
