@@ -19,7 +19,7 @@ from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines
 
-_FACTS = (capability_lines, row_lines, stop_token_lines, reward_lines, slot_lines, memory_lines)
+_FACTS = (row_lines, stop_token_lines, reward_lines, slot_lines, memory_lines)
 
 
 class Findings(NamedTuple):
@@ -70,5 +70,5 @@ def _check(config: str | Mapping[str, Any], overrides: Sequence[str]) -> Finding
         *sandbox_hints(settings),
         *padding_hints(settings, base),
     ]
-    facts = [line for lines in _FACTS for line in lines(settings, base)]
+    facts = [*capability_lines(settings.model, base), *(line for lines in _FACTS for line in lines(settings, base))]
     return Findings([], found, [*facts, planned.line()], planned.table())

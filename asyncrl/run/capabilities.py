@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.embedded.config import read_config
@@ -25,10 +25,10 @@ _ENGINES = {
 """By name: the package, and the folder that names the architectures which the engine serves."""
 
 
-def capability_lines(config: Config, base: Path) -> Iterator[str]:
+def capability_lines(model: ModelSettings, base: Path) -> Iterator[str]:
     """Name what works with the model, and what does not with the reason."""
-    path = base / config.model.path
-    if not config.model.path:
+    path = base / model.path
+    if not model.path:
         return
     info = model_info(path)
     found = {**_trainers(path, info), **_engines(path, info), **_features(path, info)}

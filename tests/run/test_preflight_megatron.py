@@ -67,7 +67,7 @@ def test_channels_and_tokens_are_divided_too():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, "has no family MambaForCausalLM"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope type 'yarn', expected default"),
         (
             {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]},

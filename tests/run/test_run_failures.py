@@ -63,7 +63,7 @@ def nothing(folder: Path) -> None:
     [
         (nothing, ["model.path=a-model"], "a-model is no directory; expected a Hugging Face model directory"),
         (lambda at: a_model(at, cut=5), MODEL, "model.safetensors holds no whole weights as safetensors"),
-        (lambda at: a_model(at, architecture="GPT2LMHeadModel"), MODEL, "GPT2LMHeadModel is not supported; one of"),
+        (lambda at: a_model(at, architecture="BertForMaskedLM"), MODEL, "found BertForMaskedLM, expected a causal"),
         (nothing, ROWS, "rows.jsonl: no such file"),
         (rows, ROWS, "rows.jsonl: the file is empty"),
         (
