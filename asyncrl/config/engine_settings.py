@@ -70,6 +70,7 @@ class EngineKind:
     switches: ClassVar[Mapping[Capability, str]] = {}  # arguments without which servers here lack a capability
     memory_option: ClassVar[str] = ""  # argument with the part of a GPU's memory that a server takes
     size_options: ClassVar[str] = ""  # arguments with the number of GPUs of a server, as messages name them
+    architectures: ClassVar[str] = ""  # package and folder with files that name the architectures of its models
     control: ClassVar[str] = ""  # module:name of its `asyncrl.engine.control.EngineControl`
     client: ClassVar[str] = "asyncrl.engine.clients:over_http"  # module:name of its `asyncrl.engine.clients.OpenClient`
 

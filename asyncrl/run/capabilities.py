@@ -8,21 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncrl.config.engine_settings import KINDS, EngineKind, kind_of
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
 from asyncrl.data.quantisation import quantised_as
-from asyncrl.engine.embedded.config import read_config
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import FAMILIES, read_family
 
 if TYPE_CHECKING:
     from asyncrl.training.document_model import Arrangement
-
-_ENGINES = {
-    "SGLang": ("sglang", "srt/models"),
-    "vLLM": ("vllm", "model_executor/models"),
-}
-"""By name: the package, and the folder that names the architectures which the engine serves."""
 
 
 def capability_lines(model: ModelSettings, base: Path) -> Iterator[str]:
@@ -85,23 +79,30 @@ def _problem_of_megatron(path: Path) -> str:
 
 
 def _engines(path: Path, info: ModelInfo) -> dict[str, str]:
-    try:
-        read_config(path)
-        embedded = ""
-    except EngineError:
-        embedded = "not served"
-    return {"embedded": embedded} | {name: _problem_of(name, info.architecture) for name in _ENGINES}
+    """Return why engines do not serve the model, by their kinds; of kinds that tell."""
+    found = {}
+    for name in KINDS:
+        kind = kind_of(name)
+        if kind.architectures:
+            found[name] = _problem_of(kind.architectures, info.architecture)
+        elif type(kind).check_model is not EngineKind.check_model:
+            try:
+                kind.check_model(path)
+                found[name] = ""
+            except EngineError:
+                found[name] = "not served"
+    return found
 
 
-def _problem_of(engine: str, architecture: str) -> str:
-    """Return why an engine does not serve an architecture: the files of its package name those that it serves."""
-    package, folder = _ENGINES[engine]
+def _problem_of(files: str, architecture: str) -> str:
+    """Return why an engine does not serve an architecture: see `EngineKind.architectures`."""
+    package, _, folder = files.partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return "not installed here"
     word = re.compile(rf"\b{re.escape(architecture)}\b")
-    files = Path(spec.submodule_search_locations[0], folder).glob("*.py")
-    return "" if any(word.search(file.read_text(encoding="utf-8")) for file in files) else "not served"
+    found = Path(spec.submodule_search_locations[0], folder).glob("*.py")
+    return "" if any(word.search(file.read_text(encoding="utf-8")) for file in found) else "not served"
 
 
 def _features(path: Path, info: ModelInfo) -> dict[str, str]:

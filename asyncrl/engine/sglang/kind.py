@@ -17,6 +17,7 @@ class SGLang(EngineKind):
     """SGLang 0.5.17."""
 
     title = "SGLang"
+    architectures = "sglang/srt/models"
     capabilities = frozenset(Capability) - {Capability.ADDRESSES, Capability.GLOO}
     switches: ClassVar = {
         Capability.SLEEP: arguments.MEMORY_SAVER,

@@ -20,6 +20,7 @@ class VLLM(EngineKind):
     """vLLM 0.32."""
 
     title = "vLLM"
+    architectures = "vllm/model_executor/models"
     capabilities = _OWN
     whole = False
     switches: ClassVar = {Capability.SLEEP: arguments.SLEEP}
