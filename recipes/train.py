@@ -148,10 +148,12 @@ def figures_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def curves_of(results: list[dict[str, Any]]) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """Return minutes and sampled rewards by label: of each task where a run has several, else of each variant."""
+def curves_of(results: list[dict[str, Any]], *, by_step: bool) -> dict[str, list[tuple[list[float], list[float]]]]:
+    """Return minutes or steps, and sampled rewards, by label: of each task where a run has several, else of each
+    variant.
+    """
     found: dict[str, list[tuple[list[float], list[float]]]] = {}
-    several = len({one["variant"] for one in results}) > 1
+    several = are_several(results)
     for one in results:
         tasks = sorted({key for step in one["steps"] for key in step if key.startswith("task/")})
         for key in tasks or ["reward_mean"]:
@@ -159,12 +161,18 @@ def curves_of(results: list[dict[str, Any]]) -> dict[str, list[tuple[list[float]
             steps = [step for step in one["steps"] if key in step]
             rewards = [step[key] for step in steps]
             smooth = [statistics.fmean(rewards[max(0, end - 5) : end]) for end in range(1, len(rewards) + 1)]
-            found.setdefault(label, []).append(([step["time_s"] / 60 for step in steps], smooth))
+            places = [step["step"] if by_step else step["time_s"] / 60 for step in steps]
+            found.setdefault(label, []).append((places, smooth))
     return found
 
 
+def are_several(results: list[dict[str, Any]]) -> bool:
+    """Return whether the results are of more than one variant."""
+    return len({one["variant"] for one in results}) > 1
+
+
 def draw(path: Path, results: list[dict[str, Any]]) -> None:
-    """Draw sampled reward and held-out accuracy of every run over time."""
+    """Draw sampled reward and held-out accuracy of every run over time; of several variants the reward by step, too."""
     import matplotlib
     from PIL import Image
 
@@ -172,17 +180,15 @@ def draw(path: Path, results: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     evaluated = any(len(one["evaluations"]) > 1 for one in results)
-    figure, panels = pyplot.subplots(1, 1 + evaluated, figsize=(9, 3.6), layout="constrained", squeeze=False)
+    rewards = [False, True] if are_several(results) else [False]
+    count = len(rewards) + evaluated
+    figure, panels = pyplot.subplots(1, count, figsize=(9, 3.6), layout="constrained", squeeze=False)
     left = panels[0][0]
-    for number, (label, lines) in enumerate(curves_of(results).items()):
-        for place, (minutes, rewards) in enumerate(lines):
-            color = COLORS[number % len(COLORS)]
-            left.plot(minutes, rewards, color=color, alpha=0.7, label=label if place == 0 else None)
-    left.set_ylabel("sampled reward, mean of five steps")
+    for axes, by_step in zip(panels[0], rewards, strict=False):
+        draw_rewards(axes, results, by_step=by_step)
     if evaluated:
-        draw_evaluations(panels[0][1], results)
+        draw_evaluations(panels[0][-1], results)
     for axes in panels[0]:
-        axes.set_xlabel("minutes since the start")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False, loc="best", fontsize=8)
@@ -192,6 +198,16 @@ def draw(path: Path, results: list[dict[str, Any]]) -> None:
         image.quantize(64).save(path, optimize=True)
 
 
+def draw_rewards(axes: Any, results: list[dict[str, Any]], *, by_step: bool) -> None:
+    """Draw the sampled reward of every run, by step or by time."""
+    for number, (label, lines) in enumerate(curves_of(results, by_step=by_step).items()):
+        for run, (places, rewards) in enumerate(lines):
+            color = COLORS[number % len(COLORS)]
+            axes.plot(places, rewards, color=color, alpha=0.7, label=label if run == 0 else None)
+    axes.set_xlabel("step" if by_step else "minutes since the start")
+    axes.set_ylabel("sampled reward, mean of five steps")
+
+
 def draw_evaluations(axes: Any, results: list[dict[str, Any]]) -> None:
     """Draw the held-out accuracy of every run over time."""
     for number, variant in enumerate(sorted({one["variant"] for one in results})):
@@ -199,6 +215,7 @@ def draw_evaluations(axes: Any, results: list[dict[str, Any]]) -> None:
             minutes = [row["time_s"] / 60 for row in one["evaluations"]]
             accuracies = [row["accuracy"] for row in one["evaluations"]]
             axes.plot(minutes, accuracies, ".-", color=COLORS[number % len(COLORS)], alpha=0.7)
+    axes.set_xlabel("minutes since the start")
     axes.set_ylabel("held-out accuracy, greedy")
     axes.set_ylim(-0.02, 1.02)
 

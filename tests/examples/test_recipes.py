@@ -1,6 +1,8 @@
 """A small version of each recipe: its config and its program train a made model for two steps."""
 
 import json
+import re
+import shutil
 import string
 import subprocess
 import sys
@@ -26,12 +28,23 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def with_free_port(tmp_path: Path) -> Path:
+    """Copy the recipe `judge`, whose rubric names the port of its judge."""
+    folder = tmp_path / "judge"
+    shutil.copytree(RECIPES / "judge", folder)
+    rubric = folder / "rubric.toml"
+    rubric.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", rubric.read_text()))
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "online"])
+@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "distil", "judge", "online"])
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
     own = [f"model.path={talker}", f"run={recipe}"]
     own += [f"gateway.port={free_port()}"] if recipe == "online" else ["eval.prompts=4"]
-    async with up(tmp_path, *SMALL, *own, config=str(RECIPES / recipe / "recipe.toml")) as run:
+    own += [f"learner.teacher.model={talker}"] if recipe == "distil" else []
+    folder = with_free_port(tmp_path) if recipe == "judge" else RECIPES / recipe
+    async with up(tmp_path, *SMALL, *own, config=str(folder / "recipe.toml")) as run:
         assert await run.ended() == 0, run.story
 
     steps = [row for row in run.rows("step") if row["stage"] == "rl"]
@@ -41,16 +54,18 @@ async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp
         tasks = {key.split("/")[1] for row in steps for key in row if key.startswith("task/")}
         assert tasks <= {"chain_sum", "gcd", "letter_counting", "spell_backward", "leg_counting"}
         assert len(tasks) > 1
+    if recipe == "judge":
+        assert {"reward/short", "reward/whole", "reward/on_topic", "reward/author"} <= steps[0].keys()
 
 
 def test_results_of_a_recipe_become_figures_and_a_curve(tmp_path: Path):
     results = tmp_path / "results"
     results.mkdir()
-    for seed in (1, 2):
+    for seed, variant in ((1, "recipe"), (2, "recipe"), (1, "synchronous")):
         steps = [{"step": step, "reward_mean": step / 10, "time_s": 10.0 * step + seed} for step in range(1, 11)]
         evaluations = [{"version": 0, "accuracy": 0.1, "time_s": 5.0}, {"version": 10, "accuracy": 0.8, "time_s": 99.0}]
-        row = {"variant": "recipe", "seed": seed, "settings": [], "evaluations": evaluations, "steps": steps}
-        (results / f"recipe-{seed}.json").write_text(json.dumps(row))
+        row = {"variant": variant, "seed": seed, "settings": [], "evaluations": evaluations, "steps": steps}
+        (results / f"{variant}-{seed}.json").write_text(json.dumps(row))
     program = [sys.executable, str(RECIPES / "train.py"), "tools", "--seeds", "1", "2", "--output", str(tmp_path)]
     subprocess.run(program, check=True)  # both results exist, so nothing is trained
 
