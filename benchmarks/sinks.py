@@ -119,11 +119,21 @@ async def _cpu_us(config: Config, seconds: float, scrapes: list[tuple[int, float
         cpu_us = await stage.until(cpu_us_per_trajectory(stage, seconds), _DEADLINE_S + seconds)
         await stage.follow(TRAINING, BATCH_TRAINED, lambda record: True)
         for port in [sink.port for sink in config.metrics if hasattr(sink, "port")]:
-            scrapes += [await asyncio.to_thread(_scrape, port) for _ in range(_SCRAPES)]
+            scrapes += [await _scrape(port) for _ in range(_SCRAPES)]
     return cpu_us
 
 
-def _scrape(port: int) -> tuple[int, float]:
+async def _scrape(port: int) -> tuple[int, float]:
+    """Return bytes and seconds of a scrape, once the sink serves."""
+    async with asyncio.timeout(_DEADLINE_S):
+        while True:
+            try:
+                return await asyncio.to_thread(_get, port)
+            except OSError:
+                await asyncio.sleep(0.1)  # nothing announces that a sink has opened
+
+
+def _get(port: int) -> tuple[int, float]:
     began = time.perf_counter()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return len(answer.read()), time.perf_counter() - began
