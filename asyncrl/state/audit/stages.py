@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
@@ -117,6 +118,8 @@ class Stages(Fold):
             return
         expected = objective_of(config, message.step, stage)
         given, found = msgspec.structs.asdict(expected), msgspec.structs.asdict(message.objective)
+        if (loss := LOSSES.loaded(expected.loss)) is not None:  # an older version of asyncrl knew fewer options
+            found["loss_options"] = msgspec.to_builtins(loss()) | found["loss_options"]
         compared = given.keys() - ({"loss_options"} if ":" in expected.loss else set())
         if wrong := sorted(field for field in compared if found[field] != given[field]):
             texts = (", ".join(f"{field} {of[field]!r}" for field in wrong) for of in (found, given))
