@@ -132,7 +132,7 @@ class EngineWithdrawn(Message):
 
 
 _PUBLISHERS = ("engine", "router")  # a router is one engine for those that sample
-_SUBSCRIBERS = ("rollout", "gateway", "judge", "router", "recorder", "supervisor")
+_SUBSCRIBERS = ("rollout", "gateway", "judge", "reward", "groupreward", "router", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(EngineUpdating, ENGINES, _PUBLISHERS, _SUBSCRIBERS, key="engine_id", repeats=True)
 ENGINE_READY = Topic(EngineReady, ENGINES, _PUBLISHERS, ("learner", *_SUBSCRIBERS), key="engine_id", repeats=True)

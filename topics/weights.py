@@ -149,7 +149,7 @@ WEIGHTS_REFUSED = Topic(
     WeightsRefused,
     ENGINES,
     ("engine",),
-    ("rollout", "gateway", "judge", "learner", "recorder", "supervisor"),
+    ("rollout", "gateway", "judge", "reward", "groupreward", "learner", "recorder", "supervisor"),
     key="engine_id",
     repeats=True,
 )

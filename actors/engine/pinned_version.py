@@ -176,6 +176,7 @@ _KINDS: dict[Purpose, type[Versions]] = {
     "live": LiveVersions,
     "canary": CanaryVersions,
     "judges": FirstVersion,
+    "rubrics": FirstVersion,
 }
 
 

@@ -7,15 +7,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pkgutil import resolve_name
 
-from actors.judge.engines import open_generator
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
+from actors.runtime.judging_engines import open_generator
 from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish
 from asyncrl.config.live_settings import judge_kind
+from asyncrl.config.pools import Purpose
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case, Judge, JudgeParts, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader
@@ -30,7 +31,8 @@ async def main(context: Context) -> None:
     skip = config.rollout.skip_special_tokens
     tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
     async with AsyncExitStack() as stack:
-        engines = partial(open_generator, context, tokenizer, stack)
+        purpose: Purpose = "judges" if settings.engines else "training"
+        engines = partial(open_generator, context, tokenizer, stack, purpose=purpose)
         parts = JudgeParts(settings, context.files.base, tokenizer, engines, config.start.step)
         judge: Judge = await resolve_name(judge_kind(settings.kind).opener)(parts)
         stack.push_async_callback(judge.close)

@@ -12,6 +12,7 @@ import xxhash
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
+from actors.runtime.judging_engines import open_generator
 from actors.runtime.worker import WorkerLoop
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.blobs import BlobMissing
@@ -21,8 +22,13 @@ from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.judges.engine import EngineAsk
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
+from asyncrl.rewards.kinds import is_judged
 from asyncrl.rewards.quality import quality
+from asyncrl.rewards.rubric_graders import RubricGroupGrader, open_rubric
+from asyncrl.rewards.rubrics import Rubric
 from asyncrl.rewards.score import GradeRequest, request_of
 from asyncrl.rewards.shaping import overlong_penalty
 from asyncrl.sinks.kinds import traced_share
@@ -55,8 +61,15 @@ async def main(context: Context) -> None:
 
 async def _open_for_trajectories(context: Context, stack: AsyncExitStack) -> tuple[Callable[..., Any], int]:
     settings, graders = context.config.reward, dict[str, Grader]()
+    ask = await _judge(context, stack)
     tasks = [task for task in graded_tasks(context.config).values() if task.reward_scope == "trajectory"]
     for function in {task.reward for task in tasks if task.reward}:
+        if is_judged(function):
+            graders[function] = await open_rubric(
+                function, base=context.files.base, time_limit_s=settings.time_limit_s, ask=ask
+            )
+            stack.push_async_callback(graders[function].close)
+            continue
         graders[function] = await open_grader(
             function,
             base=context.files.base,
@@ -70,10 +83,16 @@ async def _open_for_trajectories(context: Context, stack: AsyncExitStack) -> tup
 
 
 async def _open_for_groups(context: Context, stack: AsyncExitStack) -> tuple[Callable[..., Any], int]:
-    config, graders = context.config, dict[GroupReward, GroupGrader]()
+    config, graders = context.config, dict[GroupReward, GroupGrader | RubricGroupGrader]()
+    ask = await _judge(context, stack)
     most = max(largest_group(config), *(held_out.samples for held_out in held_out_sets(config).values()), 1)
     for reward in {_reward_of(task) for task in graded_tasks(config).values() if task.reward_scope == "group"}:
         limit_s = config.reward.tournament_limit_s if reward.tournament else config.reward.time_limit_s
+        if is_judged(reward.function):
+            rubric = Rubric.read(context.files.base / reward.function, ask)
+            graders[reward] = RubricGroupGrader(rubric, reward.tournament, limit_s)
+            stack.push_async_callback(graders[reward].close)
+            continue
         graders[reward] = await GroupGrader.open(
             reward,
             base=context.files.base,
@@ -84,6 +103,23 @@ async def _open_for_groups(context: Context, stack: AsyncExitStack) -> tuple[Cal
         )
         stack.push_async_callback(graders[reward].close)
     return GroupRewardWorker(context, graders).handle, max(1, config.reward.in_flight // most)
+
+
+async def _judge(context: Context, stack: AsyncExitStack) -> EngineAsk | None:
+    """Return the judge of rubrics where it is a group of engines of the run."""
+    config = context.config
+    if not config.reward.judge_engines:
+        return None
+    skip = config.rollout.skip_special_tokens
+    tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
+    return EngineAsk(
+        await open_generator(context, tokenizer, stack, purpose="rubrics"),
+        tokenizer,
+        deadline_s=config.reward.time_limit_s,
+        temperature=0.0,
+        most_tokens=config.reward.judge_tokens,
+        version=config.start.step,
+    )
 
 
 class RewardWorker:
@@ -172,7 +208,7 @@ def _reward_of(task: Task) -> GroupReward:
 class GroupRewardWorker:
     """Grades one group at a time, many at once."""
 
-    def __init__(self, context: Context, graders: dict[GroupReward, GroupGrader]) -> None:
+    def __init__(self, context: Context, graders: dict[GroupReward, GroupGrader | RubricGroupGrader]) -> None:
         self._context = context
         self._rewards = {name: _reward_of(task) for name, task in graded_tasks(context.config).items()}  # by task
         self._graders = graders  # by the reward that they compute

@@ -12,7 +12,7 @@ from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters, as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task, stage_tasks, tasks_of
-from asyncrl.rewards.kinds import reward_of
+from asyncrl.rewards.kinds import is_judged, reward_of
 from topics.prompts import ONLY_TASK
 
 
@@ -22,6 +22,7 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     yield from _overlong(config)
     yield from _scope(config)
     yield from _timeout_reward(config)
+    yield from _judge_engines(config)
     yield from _without_learner(config)
     if not config.warmup.source:
         yield from unused(config, "warmup", "warmup.source", "warmup.source names no data", "options")
@@ -129,12 +130,23 @@ def _scope(config: Config) -> Iterator[Finding]:
                 '"trajectory"'
             )
             yield Finding((*rewards, *scopes), message)
+        if is_judged(task.reward) and not task.tournament:
+            message = f'{rewards[0]} = "{task.reward}" compares two members; set such as "round_robin"'
+            yield Finding((*task.keys("tournament"), *scopes), message)
         if config.buffer.stale == "reissue":
             message = (
                 f'{scopes[0]} = "group": a member that is issued again would change the scores of all others; set '
                 'buffer.stale = "drop" or "mask"'
             )
             yield Finding(("buffer.stale", *scopes), message)
+
+
+def _judge_engines(config: Config) -> Iterator[Finding]:
+    """Engines that judge for rubric files."""
+    judged = any(is_judged(task.reward) for task in graded_tasks(config).values())
+    if config.reward.judge_engines and not judged:
+        message = "has no effect: no reward is a rubric file; leave it out, or name one, such as rubric.toml"
+        yield Finding(("reward.judge_engines", "reward.function"), message)
 
 
 def _without_learner(config: Config) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
 )  # settings that may name something else
 _OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter, which gives them their meaning
-_FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet))([:@].*)?")  # the paths in it
+_FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet|toml))([:@].*)?")  # the paths in it
 
 
 def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:

@@ -50,8 +50,9 @@ class RewardSettings(Settings):
     """The reward: how a finished trajectory is graded."""
 
     # `exact`, `last_number`, `math`, `dapo`, `deepscaler`, `f1`, `gpqa`, `boxed_math`, `boxed_f1`, `boxed_gpqa`,
-    # `ifbench`, `ifeval`, `reasoning-gym`, `random`, an `http://` address, `path/file.py:function` or
-    # `package.module:function`; empty where the rollout function gives every reward (`context.outcome`).
+    # `ifbench`, `ifeval`, `reasoning-gym`, `random`, an `http://` address, a rubric file `path/file.toml`,
+    # `path/file.py:function` or `package.module:function`; empty where the rollout function gives every reward
+    # (`context.outcome`).
     function: str = "exact"
     # What one call grades: `trajectory`, or `group` where a score depends on the other answers to the same row. A
     # function of yours then gets lists over the members of the group, once all are generated or have failed.
@@ -61,6 +62,10 @@ class RewardSettings(Settings):
     tournament: TournamentName = ""
     # Seconds that all comparisons of one group may take together, instead of `time_limit_s`.
     tournament_limit_s: Seconds = 300.0
+    # Group `[engine.groups.NAME]` that judges for rubric files, with the first version of the run, and does nothing
+    # else. Empty: the judge that the file names.
+    judge_engines: str = ""
+    judge_tokens: Positive = 1024  # Tokens of an answer of these engines.
     # Reward worker processes at start; as many more grade whole groups where a reward is of that scope.
     workers: Positive = 1
     children: Positive = 1  # Child processes a worker runs user functions in.

@@ -57,8 +57,8 @@ async def open_grader(
     Args:
         spec: `exact` (completion equals label, both stripped), `math` (by math-verify), `dapo`, `deepscaler`, `f1` and
             `gpqa`, `ifbench` and `ifeval` (docs/guides/write-a-reward.md), `KIND:NAME` or `KIND` (an environment,
-            that of the row without a name), `http://...` or `https://...`, or a user's function as
-            `path/to/file.py:function` or `package.module:function`.
+            that of the row without a name), `http://...` or `https://...`, a rubric file as `path/to/file.toml`, or a
+            user's function as `path/to/file.py:function` or `package.module:function`.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.
         memory_mb: MB that each process of a function may take; 0 for no limit.

@@ -25,6 +25,7 @@ class Reward(NamedTuple):
     loaded: bool = False  # checks load it: it needs files or packages that only the user can provide
     compares: bool = False  # it compares text with the label, which takes no time
     remote: bool = False  # a server grades, which may be down
+    judged: bool = False  # a rubric file: a model grades or compares
 
 
 BUILT_IN: dict[str, Reward] = {
@@ -50,7 +51,7 @@ BUILT_IN: dict[str, Reward] = {
 }
 """The rewards with a name: a new one is a scorer and a row here."""
 
-FORMS = (*BUILT_IN, *ENVIRONMENTS, "http://ADDRESS", *FUNCTIONS)
+FORMS = (*BUILT_IN, *ENVIRONMENTS, "http://ADDRESS", "RUBRIC.toml", *FUNCTIONS)
 """How messages name all rewards."""
 
 
@@ -60,7 +61,16 @@ def reward_of(spec: str) -> Reward | None:
         return Reward(spec, reads_label=False, lists=True, loaded=True)
     if is_address(spec, "http", "https"):
         return Reward(reads_label=False, grader="asyncrl.rewards.server:open_server", remote=True)
+    if spec.endswith(".toml"):
+        grader = "asyncrl.rewards.rubric_graders:open_rubric"
+        return Reward(reads_label=False, grader=grader, lists=True, remote=True, judged=True)
     if spec not in BUILT_IN and is_environment(spec):
         kind, _, name = spec.partition(":")
         return Reward(_OF_ENVIRONMENT, {"kind": kind, "name": name}, loaded=True)
     return BUILT_IN.get(spec)
+
+
+def is_judged(spec: str) -> bool:
+    """Return whether a model grades or compares by a rubric file."""
+    reward = reward_of(spec)
+    return reward is not None and reward.judged

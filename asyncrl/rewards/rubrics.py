@@ -151,11 +151,33 @@ class Rubric:
             raise ValueError(f"the judge chose none of two answers: {answer[-120:]!r}")
         return _SHARES[verdict[-1]]
 
+    async def close(self) -> None:
+        """Close the connections to an endpoint."""
+        if isinstance(self._ask, _Lazy):
+            await self._ask.close()
+
     def _question(self, role: str, parts: dict[str, str]) -> _Question:
         mark, text = quoted(parts)
         criteria = "\n".join(f"{number}. {one.text} ({one.weight:g})" for number, one in enumerate(self._criteria, 1))
         system = role.format(mark=mark, rules=_RULES, criteria=criteria)
         return _Question([{"role": "system", "content": system}, {"role": "user", "content": text}], mark)
+
+
+def rubric_problem(path: Path, *, by_engines: bool) -> str:
+    """Return why a rubric file cannot grade; empty if it can. Its judge is not asked.
+
+    Args:
+        by_engines: engines of the run judge; else the file names an endpoint.
+    """
+
+    async def no_answer(_messages: Messages) -> str:
+        return ""
+
+    try:
+        Rubric.read(path, no_answer if by_engines else None)
+    except FunctionError as error:
+        return str(error)
+    return ""
 
 
 class _Lazy:
@@ -171,6 +193,10 @@ class _Lazy:
             options = {"model": judge.model, "temperature": judge.temperature, "max_tokens": judge.max_new_tokens}
             self._endpoint = ChatEndpoint(judge.url, options, key=self._key, deadline_s=judge.deadline_s)
         return await self._endpoint.ask(messages)
+
+    async def close(self) -> None:
+        if self._endpoint is not None:
+            await self._endpoint.close()
 
 
 def _text(prompt: Any) -> str:

@@ -28,6 +28,7 @@ from asyncrl.files import secret_fault
 from asyncrl.live.redaction import redaction_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.kinds import BUILT_IN, reward_of
+from asyncrl.rewards.rubrics import rubric_problem
 from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.run.preflight_harness import check_harnesses, harness_setups
@@ -220,6 +221,9 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         keys, known = task.keys("reward"), reward_of(task.reward)
         if known is None and task.reward:
             yield Finding(keys, _unknown_function(task.reward, [*BUILT_IN, "http://host:port/path"]))
+        elif known is not None and known.judged:
+            if problem := rubric_problem(base / task.reward, by_engines=bool(reward.judge_engines)):
+                yield Finding((*keys, "reward.judge_engines"), problem)
         elif known is not None and known.loaded:
             how = reward_setup(
                 task.reward,

@@ -33,7 +33,7 @@ def reward_lines(config: Config, base: Path) -> Iterator[str]:
     sets, tried = tasks_of_sets(config), set[tuple[str, str]]()
     for name, task in graded_tasks(config).items():
         once = (task.reward, task.reward_scope) not in tried
-        if once and (reward := reward_of(task.reward)) and reward.lists and not task.tournament:
+        if once and (reward := reward_of(task.reward)) and reward.lists and not reward.remote and not task.tournament:
             tried.add((task.reward, task.reward_scope))
             yield asyncio.run(_line(config.reward, base, task, rows_of(config, base, task, held_out=name in sets)))
 
