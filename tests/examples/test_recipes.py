@@ -20,6 +20,14 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'ass
 SMALL = ("learner.steps=2", "learner.dtype=float32", "buffer.batch_groups=4", "rollout.slots=16", "eval.every=0")
 
 
+ON_A_CPU = [
+    *("engine.kind=embedded", "engine.gpus=[]", "engine.arguments=[]", "engine.max_running=16"),
+    *("learner.device=cpu", "weights.transport=gloo", "rollout.workers=1", "rollout.max_new_tokens=8"),
+    *("model.create.layers=2", "model.create.hidden=64", "model.create.heads=2", "model.create.kv_heads=1"),
+    *("model.create.head_dim=32", "model.create.ffn=192", "model.create.context=64"),
+]  # `two-gpus` with a small model
+
+
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("talker")
@@ -38,9 +46,9 @@ def with_free_port(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "distil", "judge", "online"])
+@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "distil", "judge", "online", "two-gpus"])
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
-    own = [f"model.path={talker}", f"run={recipe}"]
+    own = [f"run={recipe}"] + (ON_A_CPU if recipe == "two-gpus" else [f"model.path={talker}"])
     own += [f"gateway.port={free_port()}"] if recipe == "online" else ["eval.prompts=4"]
     own += [f"learner.teacher.model={talker}"] if recipe == "distil" else []
     folder = with_free_port(tmp_path) if recipe == "judge" else RECIPES / recipe
