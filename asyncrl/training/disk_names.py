@@ -143,14 +143,14 @@ def _as_saved(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _index(whole: torch.Tensor, part: torch.Tensor) -> Index | None:
     """Return the index of a view of a tensor; None if it is no part in the same order."""
     if whole.shape == part.shape and whole.stride() == part.stride():
         return ()
-    first, index = part.storage_offset(), list[int | slice]()
+    first, index = int(part.storage_offset()), list[int | slice]()
     missing = whole.ndim - part.ndim  # dimensions of which the part has one place
     for dimension, stride in enumerate(whole.stride()):
         place, first = divmod(first, stride)

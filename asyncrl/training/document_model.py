@@ -97,8 +97,9 @@ class DocumentModel:
 
     def leave_uncompiled(self) -> None:
         """Keep compiled layers from compiling the parts that run once per document: each batch has other documents."""
+        disable: Any = torch.compiler.disable  # its call has no types
         for module in self._modules:
-            module.forward = torch.compiler.disable(module.forward)
+            module.forward = disable(module.forward)
 
     def _once_per_document(self, forward: Any, *arguments: Any, **options: Any) -> Any:
         padded, length = self._padded, self._length(arguments, options)

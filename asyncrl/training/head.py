@@ -66,9 +66,11 @@ def read_head(model: Any) -> Head:
     """
     base, config, module = decoder_of(model), model.config.get_text_config(), model.get_output_embeddings()
     weight = module.weight
+    bound = float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    if weight.is_meta:  # a shape without numbers
+        return Head(module, bound=bound)
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, weight.shape[1], generator=random).to(weight)
-    bound = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     with torch.no_grad():
         found, product = _logits_of(model, base, hidden).float(), module(hidden).float()
     linear = bound * torch.atanh((found / bound).clamp(-0.999999, 0.999999)) if bound else found

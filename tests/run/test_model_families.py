@@ -95,7 +95,7 @@ def test_weights_of_another_model_are_refused_by_the_name_of_a_tensor(model, tmp
 
     [problem] = checked(tmp_path).problems
 
-    assert "mlp.down_proj.weight is [32, 40], in the weights it is [32, 48]" in problem.message
+    assert "mlp.gate_proj.weight is [40, 32], in the weights it is [48, 32]" in problem.message
 
 
 _FLA = """
