@@ -20,7 +20,10 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-import asyncrl.training.torch.trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
+from asyncrl.imports import absent
+
+with absent("accelerate"):  # which transformers would import to place models, and a rank places its model itself
+    import asyncrl.training.torch.trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from actors.runtime.actor import Context
@@ -18,7 +17,6 @@ from asyncrl.background import first_of
 from asyncrl.bus.publish import publish
 from asyncrl.config.alert_settings import AlertSettings
 from asyncrl.errors import UNREADABLE, AsyncRLError
-from asyncrl.http_calls import answered, open_session, post
 from asyncrl.state.alert_rules import AlertRule
 from asyncrl.telemetry.metric_names import MetricRow
 from topics.actors import StopRequested
@@ -86,12 +84,28 @@ async def _act(context: Context, settings: AlertSettings, change: AlertRaised | 
         await publish(context.bus, StopRequested(f"alert {change.alert} was raised at step {change.step}"))
     try:
         if settings.webhook:
-            async with open_session() as session:
-                await answered(lambda: post(session, settings.webhook, body, _ANSWER_BYTES), _LIMIT_S)
+            await _post(settings.webhook, body)
         if settings.command:
             await _call(settings.command, body)
-    except (AsyncRLError, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (AsyncRLError, OSError, TimeoutError) as error:
         context.log.warning("alert not delivered", alert=change.alert, reason=f"{type(error).__name__}: {error}")
+
+
+async def _post(url: str, body: bytes) -> None:
+    """Send the message to a web server.
+
+    Raises:
+        AsyncRLError, OSError, TimeoutError: it did not take the message.
+    """
+    import aiohttp  # which few runs need
+
+    from asyncrl.http_calls import answered, open_session, post
+
+    try:
+        async with open_session() as session:
+            await answered(lambda: post(session, url, body, _ANSWER_BYTES), _LIMIT_S)
+    except aiohttp.ClientError as error:
+        raise AsyncRLError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 async def _call(command: list[str], body: bytes) -> None:

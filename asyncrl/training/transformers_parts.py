@@ -1,21 +1,19 @@
-"""What the trainer takes from transformers, imported without packages that the trainer does not use.
+"""The classes of transformers that the trainer uses, imported without the compiler of torch.
 
-transformers imports accelerate, if it is installed, to place models, and torch's compiler to mark functions for it.
-Both take as long to import as torch. Where torch knows GPUs, the compiler is imported: only GPUs run compiled models.
+transformers imports the compiler to mark functions for it, which takes as long as to import torch. Where torch knows
+GPUs, the compiler is imported: only GPUs run compiled models.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-
-from asyncrl.imports import absent
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COMPILER = "torch._dynamo"
@@ -67,10 +65,7 @@ def _models_listed_once() -> Iterator[None]:
         module.create_import_structure_from_path = listed
 
 
-# A program that has imported transformers before may have found accelerate, and would then miss it.
-_FOUND = "transformers" in sys.modules
-
-with nullcontext() if _FOUND else absent("accelerate"), _compiler_unloaded(), _models_listed_once():
+with _compiler_unloaded(), _models_listed_once():
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import logging
