@@ -23,6 +23,7 @@ class TrainerCapability(StrEnum):
     MODEL = "model"  # steps change the tensors of a model in the memory of `learner.device`
     PROCESSES = "processes"  # each rank is a process; else the only rank is in the process of the learner
     FP8 = "fp8"  # layers multiply in FP8
+    PADS = "pads"  # documents that a model cannot take in one row are padded rows
     LIVE = "live"  # they learn from the hints of judges, and measure the KL of live turns from the reference
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config.engine_settings import KINDS, EngineKind, kind_of
 from asyncrl.config.settings import Config, ModelSettings
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.errors import EngineError
@@ -34,8 +35,8 @@ def capability_lines(model: ModelSettings, base: Path) -> Iterator[str]:
 
 def padding_hints(config: Config, base: Path) -> Iterator[str]:
     """Name a model whose documents cannot be packed."""
-    path = base / config.model.path
-    if not config.model.path or not config.trains or config.learner.trainer != "torch":
+    path, pads = base / config.model.path, trainer_kind(config.learner.trainer).can(TrainerCapability.PADS)
+    if not config.model.path or not config.trains or not pads:
         return
     arrangement = _arrangement(path, model_info(path))
     if arrangement is not None and not arrangement.packs:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Torch(TrainerKind):
     """Models of transformers, on the CPU or on GPUs."""
 
-    capabilities = frozenset({TrainerCapability.MODEL, TrainerCapability.PROCESSES, TrainerCapability.LIVE})
+    capabilities = frozenset(
+        {TrainerCapability.MODEL, TrainerCapability.PROCESSES, TrainerCapability.PADS, TrainerCapability.LIVE}
+    )
     settings = frozenset({"share_prefixes", "exchange", "activations", "moments", "lora", "head"})
 
     def open(self, config: Config, model: Path, base: Path) -> Trainer:
