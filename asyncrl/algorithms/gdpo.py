@@ -17,8 +17,8 @@ def decoupled(groups: Sequence[Values], weights: Sequence[float]) -> list[Values
     """Normalise each reward over its group, add them by their weights, and normalise the sums over the batch.
 
     With r_k the rewards of kind k of a group, the sum of a member is A = sum over k of w_k (r_k - mean) / (std + 1e-6),
-    and its advantage (A - mean) / (std + 1e-6) over all members of all groups. Deviations are unbiased. A kind whose
-    rewards are equal in a group adds nothing there.
+    and its advantage A / (std + 1e-6), with the deviation of all members of all groups, whose mean is 0. Deviations are
+    unbiased. A kind whose rewards are equal in a group adds nothing there.
 
     Args:
         groups: rewards [G, K] of each group.
@@ -33,7 +33,7 @@ def decoupled(groups: Sequence[Values], weights: Sequence[float]) -> list[Values
     every = np.concatenate(added) if added else np.zeros(0)
     if every.size < 2 or (every == every[0]).all():
         return [np.zeros_like(one) for one in added]
-    return [(one - every.mean()) / (every.std(ddof=1) + _STD_FLOOR) for one in added]
+    return [one / (every.std(ddof=1) + _STD_FLOOR) for one in added]  # the mean of each group is 0
 
 
 def _normalised(rewards: Values) -> Values:
