@@ -26,7 +26,7 @@ def take_text(text: str, /, label: str) -> tuple[str, str]:
         (lambda completion: completion, "hello"),
         (lambda completion, label: (completion, label), ("hello", "bye")),
         (lambda *, metadata, trajectory_id, prompt: (metadata, trajectory_id, prompt), ({"x": 3}, "t1", "p")),
-        (lambda **everything: len(everything), 5),
+        (lambda **everything: len(everything), 6),
         (lambda completion, *rest, strict=True: (completion, rest, strict), ("hello", (), True)),
         (take_text, ("hello", "bye")),
         (len, 5),
