@@ -23,6 +23,7 @@ CHANGED = {
     "activations": 0.9,
     "moments": "bfloat16",
     "lora": LoraSettings(rank=4),
+    "head": "float32",
 }
 
 
