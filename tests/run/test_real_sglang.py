@@ -16,7 +16,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.training.init_model import ModelShape
 from harness.audited import assert_consistent, assert_within_lag, messages_on
 from harness.models import make_endless_model
-from harness.runs import Run, address_of, command, kill, topics_left_in, up
+from harness.runs import Run, address_of, command, kill, resume, topics_left_in, up
 from harness.sglang_real import ABSENT, EXACT, FOUND, arguments, environment
 from harness.stage import until
 from harness.vllm_real import ABSENT as NO_VLLM
@@ -146,7 +146,7 @@ async def test_log_probs_are_those_of_the_versions_that_the_tokens_name(tmp_path
 
 
 @WITH_VLLM
-async def test_tokens_of_vllm_are_those_of_their_versions_across_deaths_and_updates(tmp_path: Path):
+async def test_tokens_of_vllm_are_those_of_their_versions_across_deaths_updates_and_a_resume(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     make_endless_model(tmp_path / "model", shape=SHAPE, spread=30)
 
@@ -157,7 +157,12 @@ async def test_tokens_of_vllm_are_those_of_their_versions_across_deaths_and_upda
         before = len(await trajectories_of(run, lambda results: len(results) >= 4, "four trajectories"))
         await run.kill("rollout-1")
         await run.kill("engine-1")
-        results = await trajectories_of(run, are_enough, "twelve more, and three across three updates")
+        before = len(await trajectories_of(run, are_enough, "twelve more, and three across three updates"))
+        kill(run.process.pid)
+    async with resume(tmp_path, "short") as run:
+        at = len(run.steps())
+        await run.reaches(lambda: len(run.steps()) > at, "a step after the resume")
+        results = await trajectories_of(run, are_enough, "twelve more")
         run.interrupt()
         assert await run.ended(600) == 0, run.story
     code, output = await command(tmp_path, "audit", "short", "--deep")
