@@ -9,9 +9,9 @@ from typing import Any
 
 from asyncrl.child_pool.frames import Service, Setup
 from asyncrl.config.harness_settings import PythonSettings
-from asyncrl.errors import FunctionError
+from asyncrl.errors import EnvironmentFault, FunctionError, last_lines
 from asyncrl.functions import is_async, load_function
-from asyncrl.harnesses.harness import Attempt, Harness
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind
 
 _GIVEN = ("row", "base_url", "api_key", "sandbox")
 
@@ -26,7 +26,12 @@ class Python:
     async def run(self, attempt: Attempt) -> None:
         endpoint = attempt.endpoint
         given = dict(zip(_GIVEN, (attempt.row, endpoint.base_url, endpoint.api_key, attempt.sandbox), strict=True))
-        said = await self._function(**{name: given[name] for name in self._names})
+        try:
+            said = await self._function(**{name: given[name] for name in self._names})
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # any exception of a user's agent is a crash of the program
+            raise HarnessFailed(last_lines(error)) from error
         if said is not None:
             attempt.context.completion = str(said)
 
@@ -56,7 +61,7 @@ def load_agent(spec: str, base: Path) -> Callable[..., Awaitable[Any]]:
     return function
 
 
-class _Kind:
+class _Kind(HarnessKind):
     """See `asyncrl.harnesses.harness.HarnessKind`."""
 
     def make(self, settings: PythonSettings, base: Path) -> Harness:

@@ -20,6 +20,7 @@ from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
 from asyncrl.rollout.endpoint import Endpoint
 from asyncrl.sandboxes.kinds import open_sandbox
+from asyncrl.sandboxes.sandbox import FileRefused
 from topics.prompts import PromptRow
 
 
@@ -95,7 +96,7 @@ async def _within(work: Coroutine[Any, Any, None], endpoint: Endpoint, limit_s: 
                 return f"the program ran longer than time_limit_s = {limit_s:g}"
             await asyncio.wait({task}, timeout=left)
         task.result()
-    except HarnessFailed as error:
+    except (HarnessFailed, FileRefused) as error:  # a program may have made a folder of a file that is written
         return str(error)
     finally:
         task.cancel()

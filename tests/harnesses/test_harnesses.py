@@ -137,6 +137,19 @@ async def test_a_failed_program_is_graded_dropped_or_given_a_reward(tokenizer):
     assert paid.context.outcome_given().reward == -1.0
 
 
+async def test_an_agent_that_raises_and_a_file_that_became_a_folder_are_failures_of_the_program(tokenizer, tmp_path):
+    (tmp_path / "raising.py").write_text("async def run(): raise KeyError('no such tool')\n")
+    folder = MiniSettings(file="note", check=["sh", "-c", "rm note; mkdir note; exit 1"])
+
+    raised, _ = await work(tokenizer, PythonSettings(function="raising.py:run"), base=tmp_path)
+    refused, _ = await work(tokenizer, folder, "one", "two")
+
+    assert b"no such tool" in raised.context.outcome_given().artefacts["failure"]
+    for life in (raised, refused):
+        outcome = life.context.outcome_given()
+        assert (outcome.reward, outcome.metrics["failed"]) == (0.0, 1.0)
+
+
 async def test_the_time_limit_counts_the_program_and_not_its_wait_for_the_policy(tokenizer):
     waits = CommandSettings(command=[sys.executable, "agent.py"], files={"agent.py": AGENT}, time_limit_s=8.0)
     sleeps = CommandSettings(command=["sleep", "60"], time_limit_s=0.3)
