@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.child_pool.frames import Setup
 from asyncrl.config.harness_settings import CodexSettings
 from asyncrl.harnesses.command import INSTRUCTION, Command
-from asyncrl.harnesses.harness import Attempt, Harness
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessKind
 
 _CONFIG = """model = "policy"
 model_provider = "asyncrl"
@@ -34,14 +33,11 @@ class _Codex:
         await Command(words, {}, files).run(attempt)
 
 
-class _Kind:
+class _Kind(HarnessKind):
     """See `asyncrl.harnesses.harness.HarnessKind`."""
 
     def make(self, settings: CodexSettings, base: Path) -> Harness:
         return _Codex([settings.program, *_WORDS, *settings.arguments])
-
-    def setup(self, settings: CodexSettings, base: Path, limit_s: float) -> Setup | None:
-        return None
 
 
 KIND = _Kind()

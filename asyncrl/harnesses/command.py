@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from asyncrl.child_pool.frames import Setup
 from asyncrl.config.harness_settings import CommandSettings
-from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, shortened
-
-if TYPE_CHECKING:
-    from asyncrl.rollout.endpoint import Endpoint
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind, shortened
+from asyncrl.rollout.endpoint import Endpoint
 
 INSTRUCTION = "{prompt}"
-"""Stands in arguments for the prompt of the row."""
+"""The part of an argument that becomes the prompt of the row."""
 
 
 class Command:
@@ -46,14 +42,11 @@ def addresses(endpoint: Endpoint) -> dict[str, str]:
     }
 
 
-class _Kind:
+class _Kind(HarnessKind):
     """See `asyncrl.harnesses.harness.HarnessKind`."""
 
     def make(self, settings: CommandSettings, base: Path) -> Harness:
         return Command(settings.command, settings.environment, settings.files)
-
-    def setup(self, settings: CommandSettings, base: Path, limit_s: float) -> Setup | None:
-        return None
 
 
 KIND = _Kind()

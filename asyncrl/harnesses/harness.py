@@ -58,7 +58,7 @@ class Harness(Protocol):
         """
 
 
-class HarnessKind(Protocol):
+class HarnessKind:
     """A kind of harnesses: `KIND` of its module."""
 
     def make(self, settings: Any, base: Path) -> Harness:
@@ -70,9 +70,11 @@ class HarnessKind(Protocol):
         Raises:
             FunctionError: it names a function that cannot be loaded.
         """
+        raise NotImplementedError
 
-    def setup(self, settings: Any, base: Path, limit_s: float) -> Setup | None:
+    def setup(self, _settings: Any, _base: Path, _limit_s: float) -> Setup | None:
         """Return the setup by which a child process loads the user's function, if there is one."""
+        return None
 
 
 async def run_in(

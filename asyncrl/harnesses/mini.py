@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from asyncrl.child_pool.frames import Setup
 from asyncrl.config.harness_settings import MiniSettings
-from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, shortened
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind, shortened
 from asyncrl.live.apis.schema import TOO_LONG, LiveError
 
 _BLOCK = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
@@ -54,14 +53,11 @@ class Mini:
         return f"exit code {result.code}{f', stopped by {result.limit}' if result.limit else ''}\n{output}"
 
 
-class _Kind:
+class _Kind(HarnessKind):
     """See `asyncrl.harnesses.harness.HarnessKind`."""
 
     def make(self, settings: MiniSettings, base: Path) -> Harness:
         return Mini(settings)
-
-    def setup(self, settings: MiniSettings, base: Path, limit_s: float) -> Setup | None:
-        return None
 
 
 KIND = _Kind()

@@ -16,7 +16,7 @@ from topics.prompts import PromptRow
 
 _MOST_FILES = 1_000
 _MOST_BYTES = 1 << 20  # of a file that is graded
-_SOFTENED = 65_536 // 4  # bytes of an artefact
+_DIFF_CHARACTERS = 16_384  # each has at most 4 bytes, and an artefact 65,536
 
 OpenSandbox: TypeAlias = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
@@ -90,4 +90,4 @@ def difference(before: Mapping[str, str], after: Mapping[str, bytes]) -> str:
         old, new = before.get(path, ""), after.get(path, b"").decode(errors="replace")
         names = (f"a/{path}" if path in before else "/dev/null", f"b/{path}" if path in after else "/dev/null")
         pieces += difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), *names)
-    return shortened("".join(pieces), _SOFTENED)
+    return shortened("".join(pieces), _DIFF_CHARACTERS)
