@@ -4,10 +4,9 @@ import json
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
-from asyncrl.training.disk_names import stored
-from asyncrl.training.init_model import write_tokenizer
+from harness.mixtures import write_random_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz=!"
 SHAPE = {
@@ -97,16 +96,7 @@ def write_family(directory, name):
     values = {**SHAPE, **options}
     if kind == "nemotron_h":
         values.pop("num_hidden_layers")
-    config = AutoConfig.for_model(kind, **values)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        with torch.no_grad():
-            for parameter in stored(model).values():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(directory)
-    write_tokenizer(directory, ALPHABET, context=128)
-    return model
+    return write_random_model(directory, AutoConfig.for_model(kind, **values), context=128)
 
 
 def change_config(directory, **changes):

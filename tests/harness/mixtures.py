@@ -84,7 +84,11 @@ SMALL = {
 
 def write_transformers_model(directory, kind, options):
     """A model whose biases and norms are not what they begin as."""
-    config = AutoConfig.for_model(kind, **(SHAPE | options))
+    write_random_model(directory, AutoConfig.for_model(kind, **(SHAPE | options)), context=64)
+
+
+def write_random_model(directory, config, *, context):
+    """Write a model of a configuration with random tensors, also where they begin equal, and a tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -92,7 +96,8 @@ def write_transformers_model(directory, kind, options):
             for parameter in stored(model).values():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(directory)
-    write_tokenizer(directory, ALPHABET, context=64)
+    write_tokenizer(directory, ALPHABET, context=context)
+    return model
 
 
 def write_model_ahead(directory, kind, options):

@@ -1,7 +1,6 @@
 """Replay: the same function asks the same again, and is answered the same, whoever was faster the first time."""
 
 import asyncio
-import contextlib
 
 import numpy as np
 import pytest
@@ -9,18 +8,17 @@ import pytest
 from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.rollout.context import Limits, RolloutContext, ToolFailed
 from asyncrl.rollout.journal import Diverged, Journal, branch_tasks
-from topics.trajectories import Answer, Outcome, ProgressEntry
-from topics.wire import WireError, decode, encode
+from harness import lives
+from topics.trajectories import Answer, Outcome
+from topics.wire import WireError
 
 
-class Host:
+class Host(lives.Host):
     """Samples the number of the call, after as many turns of the loop as it is told."""
 
     def __init__(self, journal, *turns):
-        self.journal = journal
+        super().__init__(journal)
         self.turns = list(turns)
-        self.sampled = 0
-        self.kept = []  # what was published, message by message
 
     async def sample(self, ids, answer, limits):
         self.sampled += 1
@@ -28,15 +26,6 @@ class Host:
             await asyncio.sleep(0)
         TokenBuffer(answer).extend(ids[-1:] + 1, np.zeros(1, np.float32), 0)
         answer.done, answer.finish = True, "stop"
-
-    async def checkpoint(self):
-        news = self.journal.news()
-        entry = ProgressEntry(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
-        self.journal.published(news)
-        self.kept.append(decode(ProgressEntry, encode(entry)).journal)
-
-    def waiting(self, waits_for):
-        return contextlib.nullcontext()
 
 
 class Text:
