@@ -8,7 +8,6 @@ from transformers import AutoConfig
 
 from harness.mixtures import write_random_model
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz=!"
 SHAPE = {
     "vocab_size": 64,
     "hidden_size": 32,
