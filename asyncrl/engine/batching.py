@@ -1,4 +1,4 @@
-"""Generations asked for in one turn of the event loop travel as one HTTP request, and end one by one."""
+"""Generations asked for at about the same time travel as one HTTP request, and end one by one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable,
 from asyncrl.http_calls import read_body
 
 MAX_BATCH = 64
+BUSY = 64  # generations in progress from which a new one waits for others
+GATHER_S = 0.005  # far below a generation's seconds on a busy engine, and about the spread of one decoding step's ends
 _MOST = 1 << 30  # bytes of an answer or event: with the experts of all of its tokens it may have hundreds of megabytes
 _AT_THE_END = 1_000_000_000
 """The stream interval of members that want no chunks: no generation reaches it. SGLang sends the first token, too, the
@@ -35,7 +37,10 @@ class Opener(Protocol):
 
 
 class Batcher:
-    """Gathers members for one turn of the loop, then sends them, at most `MAX_BATCH` to a request."""
+    """Gathers members for one turn of the loop, or for `GATHER_S` where `BUSY` are in progress, then sends them.
+
+    A request has at most `MAX_BATCH` members.
+    """
 
     def __init__(
         self, open_request: Opener, abort: Callable[[str], Awaitable[None]] | None, address: str, silent_s: float
@@ -60,7 +65,8 @@ class Batcher:
             sending = self._tasks.start(self._send([member]))
         else:
             if not self._gathered:
-                asyncio.get_running_loop().call_soon(self._flush)
+                delay_s = GATHER_S if len(self._waiting) >= BUSY else 0.0
+                asyncio.get_running_loop().call_later(delay_s, self._flush)
             self._gathered.append(member)
         self._waiting.add(member)
         if self._timer is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.engine.batching import BUSY
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.errors import EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
@@ -49,6 +50,30 @@ async def test_a_request_that_the_server_fails_on_does_not_fail_those_beside_it(
     assert type(ill) is kind
     assert "Internal Server Error: token 29" in str(ill)
     assert [asked.together for asked in server.asked] == [3, 3, 3, 1, 1, 1]  # after the fault each was sent alone
+
+
+async def test_a_busy_engine_gets_generations_of_several_turns_of_the_loop_in_one_request(
+    server: LikeSGLang, client: EngineClient
+):
+    full, release = asyncio.Event(), asyncio.Event()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if len(server.asked) >= BUSY:
+            full.set()
+        await release.wait()
+        return await server.whole(asked)
+
+    server.serve = serve
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(BUSY):
+            tasks.create_task(client.generate([5], SOME))
+        await full.wait()
+        for token in (6, 7):
+            tasks.create_task(client.generate([token], SOME))
+            await asyncio.sleep(0)  # the next turn of the loop
+        release.set()
+
+    assert [asked.together for asked in server.asked[BUSY:]] == [2, 2]
 
 
 async def test_a_server_without_room_is_overloaded_and_is_not_sent_the_same_at_once(
