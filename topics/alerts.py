@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topics.topic import FLEET, Topic
-from topics.wire import Message, Step
+from topics.topic import ACTORS, FLEET, Topic
+from topics.wire import Message, Sequence, Step
 
 
 class AlertRaised(Message):
@@ -13,7 +13,8 @@ class AlertRaised(Message):
     when: str  # the condition
     step: Step  # in which it holds for long enough
     value: float | None  # that was compared; None if it is missing or not finite
-    do: str  # what follows: notify, stop
+    do: str  # what follows: notify, pause, rollback, stop
+    checkpoint: Step | None = None  # with rollback: step of the newest checkpoint from before the condition held
 
 
 class AlertEnded(Message):
@@ -24,5 +25,12 @@ class AlertEnded(Message):
     value: float | None
 
 
-ALERT_RAISED = Topic(AlertRaised, FLEET, ("supervisor",), ("monitor", "supervisor"))
+class UnpauseRequested(Message):
+    """Request to train again after an alert paused the run."""
+
+    after: Sequence  # of the newest `alert.raised` that is answered
+
+
+ALERT_RAISED = Topic(AlertRaised, FLEET, ("supervisor",), ("monitor", "supervisor", "learner"))
 ALERT_ENDED = Topic(AlertEnded, FLEET, ("supervisor",), ("monitor", "supervisor"))
+UNPAUSE_REQUESTED = Topic(UnpauseRequested, ACTORS, ("operator",), ("learner", "monitor"), repeats=True)

@@ -45,6 +45,7 @@ Cause: TypeAlias = Literal[
     "end of data",
     "slow data",
     "unexplained",
+    "run paused",
     "run failed",
     "run killed",
 ]

@@ -126,6 +126,15 @@ class CheckpointSaved(Message):
     batch_sequence: Count  # of the last batch.packed it contains
 
 
+class CheckpointRestored(Message):
+    """An alert takes training back to a checkpoint: the batches after it are skipped, on a new lineage."""
+
+    lineage: Count  # the new one
+    step: Step  # of the checkpoint
+    until: Step  # newest step that was trained before; the batches up to it are skipped
+    alert: str
+
+
 class CheckpointLost(Message):
     """A checkpoint could not be read: it no longer counts, and its steps may have to be trained again."""
 
@@ -160,6 +169,9 @@ WEIGHTS_REJECTED = Topic(WeightsRejected, TRAINING, ("learner",), ("recorder", "
 WEIGHTS_UNCHANGED = Topic(WeightsUnchanged, TRAINING, ("learner",), ("supervisor",), id=("lineage", "version"))
 CHECKPOINT_SAVED = Topic(
     CheckpointSaved, TRAINING, ("learner",), ("learner", "supervisor", "recorder"), id=("lineage", "step")
+)
+CHECKPOINT_RESTORED = Topic(
+    CheckpointRestored, TRAINING, ("learner",), ("learner", "supervisor", "recorder"), id=("lineage", "step")
 )
 CHECKPOINT_LOST = Topic(
     CheckpointLost, TRAINING, ("learner",), ("learner", "supervisor", "recorder"), id=("lineage", "step")

@@ -16,10 +16,10 @@ from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.gpu_handoff import Turns
 from actors.learner.group import GroupLost, Stopping, TrainerGroup, new_group
-from actors.learner.outbox import Outbox, published_by, step_record
+from actors.learner.outbox import Outbox, offload, published_by, report_unchanged, step_record
 from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
-from actors.learner.rank import Call, Load, Rest, Step, StepResult
+from actors.learner.rank import Call, Load, Step, StepResult
 from actors.learner.rank_wire import ERRORS
 from actors.learner.step_times import StepTimes
 from actors.learner.teacher_fault import TeacherFault
@@ -28,7 +28,6 @@ from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
 from asyncrl.bus.merged_reader import Part, read_merged
-from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
 from asyncrl.training.anomalies import Recent
@@ -43,7 +42,6 @@ from topics.weights import (
     TrainingFinished,
     WeightsPublished,
     WeightsRejected,
-    WeightsUnchanged,
 )
 
 T = TypeVar("T")
@@ -131,6 +129,10 @@ class Learner:
     async def _train_to_end(self) -> None:
         await self._resume()
         while self.step < self.config.learner.steps and not self.context.stop.is_set():
+            if self.fold.rollback is not None:
+                await self._settled()
+                await self.keeper.append_until_stored([restored := self.fold.roll_back()])
+                raise GroupLost(f"alert {restored.alert} takes training back to step {restored.step}")
             await self._train_next(publish=True)
             if self.group.can_grow and self._begun == self.step:
                 await self._settled()
@@ -248,7 +250,7 @@ class Learner:
             result = await self._trained_on(packed, sequence)
             assert_step(self.context, packed.step, result)
         self.step, self.batch_sequence = packed.step, sequence
-        self._moved = packed.step if packed.objective.moves_policy else self._moved
+        self._moved = packed.step if packed.objective.moves_policy and not skips else self._moved
         if not publish:
             return
         crash_point("learner.stepped")
@@ -302,11 +304,8 @@ class Learner:
         except NonFiniteWeights as error:
             await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
             raise
-        trains = trainer_kind(self.config.learner.trainer).can(TrainerCapability.MODEL)
-        if before and message.is_unchanged and before.version < moved and trains:
-            self.context.count("unchanged_versions")
-            self.context.log.error("weights unchanged", version=message.version, base=before.key)
-            await self.keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])
+        if before and message.is_unchanged and before.version < moved:
+            await report_unchanged(self.context, self.keeper, message, before)
         crash_point("weights.renamed")
         self.offers.open(message.key)
         return msgspec.structs.replace(message, answers=answers, full=max(full, 1) if message.base else 0)
@@ -321,7 +320,8 @@ class Learner:
 
     async def _save(self, digest: str = "") -> None:
         """Copy the state; the checkpoint is written during the next steps, and counts once it is published."""
-        await self._saved()
+        if self._checkpoint is not None:
+            await self._checkpoint
         if any(saved.step == self.step and saved.lineage == self.lineage for saved in self.fold.state.checkpoints):
             return
         self.context.doing(Activity("saving", self.step))
@@ -343,15 +343,11 @@ class Learner:
         await self.keeper.append_until_stored([message])
         crash_point("checkpoint.published")
 
-    async def _saved(self) -> None:
-        """Wait until the newest checkpoint is published."""
-        if self._checkpoint is not None:
-            await self._checkpoint
-
     async def _settled(self) -> None:
         """Wait until all trained steps are published, and the checkpoints that were due are saved."""
         await self.outbox.stored()
-        await self._saved()
+        if self._checkpoint is not None:
+            await self._checkpoint
 
     async def _finish(self) -> None:
         """Write the last checkpoint and the exported model, and publish that training has finished."""
@@ -369,8 +365,10 @@ class Learner:
         offloads = self.config.learner.offload_idle or self.turns.shared
         began, rests = time.monotonic(), offloads
         self.context.doing(Activity("awaiting batch", step))
-        while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
+        while (sequence := self._to_train(step)) is None and not self.context.stop.is_set():
             self._check()
+            if self._resumed and self.fold.rollback is not None:
+                return None
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
                 await self._times.of("save_s", self._save())
                 rests = offloads
@@ -379,9 +377,7 @@ class Learner:
                 self.context.doing(Activity("awaiting batch", step))
                 rests = offloads
             if rests:
-                left, found = time.monotonic(), await self.group.do(Rest())
-                seconds = round(time.monotonic() - left, 6)
-                self.context.log.info("trainer offloaded", seconds=seconds, **found._asdict())
+                await offload(self.context, self.group)
                 await self.turns.give_back(self.outbox)
                 rests = False  # what comes next brings it back
                 continue
@@ -392,6 +388,10 @@ class Learner:
         if sequence is None:
             return None
         return self.fold.at_hand(step) or await read_batch(self.context.bus, sequence)
+
+    def _to_train(self, step: int) -> int | None:
+        """Return the sequence of a batch; None before it is packed, and while an alert pauses new steps."""
+        return None if self._resumed and self.fold.paused else self.fold.sequence(step)
 
     def _check(self) -> None:
         """Raise the error that ended the group, or the first error of the outbox."""

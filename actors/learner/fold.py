@@ -16,6 +16,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Figures, with_figures
 from asyncrl.weights.delta_policy import Costs
 from topics.actors import SkipRequested
+from topics.alerts import AlertRaised, UnpauseRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
@@ -23,6 +24,7 @@ from topics.gpu_handoff import CardLeft, CardRequested, CardTaken
 from topics.ids import EVALUATION, prompt_name
 from topics.topic import Topic
 from topics.weights import (
+    CheckpointRestored,
     TrainingFinished,
     WeightsPublished,
     WeightsRefused,
@@ -59,6 +61,10 @@ class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     refused: int = 0  # of the newest one that an engine refused
     figures: dict[str, Figures] = {}  # of the newest steps, by stage
     turns: TurnState = msgspec.field(default_factory=TurnState)
+    paused_at: int = 0  # sequence of the newest alert that pauses
+    unpaused: int = 0  # sequence of the newest alert that an operator answered
+    rollbacks: list[AlertRaised] = []  # alerts that ask for a rollback, and are not answered
+    restored: int | None = None  # newest step that a rollback skipped
 
 
 class LearnerFold(CheckpointFold):
@@ -147,6 +153,49 @@ class LearnerFold(CheckpointFold):
 
     def _on_skip(self, request: SkipRequested, _record: Record) -> None:
         self.state.skip_requests.append(request.step)
+
+    def _on_alert(self, alert: AlertRaised, record: Record) -> None:
+        if alert.do == "pause":
+            self.state.paused_at = record.sequence
+        if alert.do == "rollback":
+            self.state.rollbacks.append(alert)
+            self._drop_answered()
+
+    def _on_unpause(self, request: UnpauseRequested, _record: Record) -> None:
+        self.state.unpaused = max(self.state.unpaused, request.after)
+
+    @property
+    def paused(self) -> bool:
+        """Return whether an alert paused training, and no operator has answered."""
+        return self.state.paused_at > self.state.unpaused
+
+    def _on_restored(self, restored: CheckpointRestored, record: Record) -> None:
+        super()._on_restored(restored, record)
+        self.state.trained, self.state.restored = restored.step, restored.until
+        self.state.skip_requests += range(restored.step + 1, restored.until + 1)
+        self._enter(restored.lineage)
+        self._drop_answered()
+
+    def _drop_answered(self) -> None:
+        """Forget alerts about skipped steps: the two logs are read in any order."""
+        restored = self.state.restored
+        self.state.rollbacks = [one for one in self.state.rollbacks if restored is None or one.step > restored]
+
+    @property
+    def rollback(self) -> AlertRaised | None:
+        """The open request that goes back furthest."""
+        return min(self.state.rollbacks, key=lambda alert: alert.checkpoint or 0, default=None)
+
+    def roll_back(self) -> CheckpointRestored:
+        """Return what an open rollback records: a lineage that begins at the checkpoint, and skips the steps since.
+
+        Raises:
+            LookupError: no rollback is asked for.
+        """
+        if (alert := self.rollback) is None:
+            raise LookupError("no alert asks for a rollback; expected one")
+        state, step = self.state, self._origin if alert.checkpoint is None else alert.checkpoint
+        return CheckpointRestored(state.lineage + 1, step, state.trained, alert.alert)
 
     def _on_eval(self, request: EvalRequested, _record: Record) -> None:
         self.state.asked_for[request.dataset] = request.version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
@@ -10,11 +11,13 @@ import msgspec
 
 from actors.learner.group import TrainerGroup
 from actors.learner.publication import Publish, Unchanged
-from actors.learner.rank import StepResult
+from actors.learner.rank import Rest, StepResult
+from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from asyncrl.background import BackgroundTasks
+from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from topics.batches import BatchPacked, BatchTrained
-from topics.weights import WeightsPublished
+from topics.weights import WeightsPublished, WeightsUnchanged
 from topics.wire import Message
 
 T = TypeVar("T")
@@ -101,3 +104,19 @@ async def published_by(group: TrainerGroup, call: Publish, before: WeightsPublis
         call.lineage, call.version, before.digest, before.store, before.location, base, adapts=before.adapts
     )
     return msgspec.structs.replace(found, choice=choice)
+
+
+async def report_unchanged(
+    context: Context, keeper: Keeper, message: WeightsPublished, before: WeightsPublished
+) -> None:
+    """Report that the steps since the version before changed no weight; a trainer without a model never changes any."""
+    if trainer_kind(context.config.learner.trainer).can(TrainerCapability.MODEL):
+        context.count("unchanged_versions")
+        context.log.error("weights unchanged", version=message.version, base=before.key)
+        await keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])
+
+
+async def offload(context: Context, group: TrainerGroup) -> None:
+    """Move weights and optimiser to host memory until the next batch."""
+    began, found = time.monotonic(), await group.do(Rest())
+    context.log.info("trainer offloaded", seconds=round(time.monotonic() - began, 6), **found._asdict())

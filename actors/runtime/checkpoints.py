@@ -9,7 +9,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.streams import CheckpointRequested
-from topics.weights import CheckpointLost, CheckpointSaved
+from topics.weights import CheckpointLost, CheckpointRestored, CheckpointSaved
 
 
 class CheckpointState(msgspec.Struct):
@@ -48,6 +48,9 @@ class CheckpointFold(Fold):
 
     def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
         self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
+
+    def _on_restored(self, restored: CheckpointRestored, _record: Record) -> None:
+        self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.step <= restored.step]
 
     def _on_checkpoint_requested(self, request: CheckpointRequested, _record: Record) -> None:
         self.state.asked_after = max(self.state.asked_after, request.after)

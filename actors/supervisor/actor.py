@@ -12,7 +12,7 @@ import msgspec
 
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
-from actors.supervisor.alerts import watch_alerts
+from actors.supervisor.alerts import Alerts
 from actors.supervisor.autoscaler import autoscale
 from actors.supervisor.channel import Decision, absent
 from actors.supervisor.fold import SupervisorFold, SupervisorState
@@ -169,7 +169,7 @@ class Supervisor:
             publish_state(self.context, watch, self.keeper.now),
             watch_for_stalls(self.context, self.keeper, watch, lambda: self._state.trained),
             autoscale(self.context, self.keeper, watch),
-            watch_alerts(self.context, self.keeper, self.fold),
+            Alerts(self.context, self.keeper, self.fold, watch).watch(),
         )
 
     def _most(self, pool: str) -> int:

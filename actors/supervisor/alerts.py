@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.background import first_of
 from asyncrl.bus.publish import publish
-from asyncrl.config.alert_settings import AlertSettings
+from asyncrl.config.alert_settings import SHIPPED, STALL, AlertSettings
 from asyncrl.errors import UNREADABLE, AsyncRLError
 from asyncrl.state.alert_rules import AlertRule
+from asyncrl.state.open_alerts import PAUSED
+from asyncrl.state.watch import Watch
 from asyncrl.telemetry.metric_names import MetricRow
 from topics.actors import StopRequested
 from topics.alerts import AlertEnded, AlertRaised
 
 _LOOK_S = 0.5  # between two looks at the metrics
+_STALLED_S = 10.0  # without a step, after which an open cause is a stall
 _LIMIT_S = 30.0  # for a webhook, and for a command
 _ANSWER_BYTES = 4096  # of a webhook
 
@@ -56,32 +60,77 @@ class StepRows:
                     yield MetricRow(row)
 
 
-async def watch_alerts(context: Context, keeper: Keeper, fold: SupervisorFold) -> None:
-    """Publish `alert.raised` and `alert.ended` on the keeper's log until the actor is asked to stop.
+class Alerts:
+    """The alerts of a run: those of its config, and the shipped ones that it does not switch off or name itself."""
 
-    Rules are fed with all rows again after a start. Changes up to the newest published step of an alert are known.
-    """
-    if not context.config.alert:
-        return
-    rules, rows = [AlertRule(settings) for settings in context.config.alert], StepRows(context.files.metrics)
-    async with asyncio.TaskGroup() as deliveries:
-        while not context.stop.is_set():
-            for row in await asyncio.to_thread(lambda: list(rows.new())):
-                changes = [(rule.settings, change) for rule in rules if (change := rule.step(row)) is not None]
-                for settings, change in changes:
-                    if change.step > fold.state.alerts.get(change.alert, 0):
-                        await keeper.append_until_stored([change])
-                        context.log.warning(context.bus.tables.topic_for(change).name, **msgspec.to_builtins(change))
-                        deliveries.create_task(_act(context, settings, change))
-            await first_of(context.stop.wait(), timeout_s=_LOOK_S)  # no topic announces a row
+    def __init__(self, context: Context, keeper: Keeper, fold: SupervisorFold, watch: Watch) -> None:
+        self._context, self._keeper, self._fold, self._watch = context, keeper, fold, watch
+        settings, named = context.config.alert, {one.name for one in context.config.alert}
+        wanted = [name for name in context.config.shipped_alerts if name not in named]
+        shipped = [AlertSettings(when=SHIPPED[name], name=name) for name in wanted if name != STALL]
+        self._rules = [AlertRule(one) for one in (*settings, *shipped)]
+        self._stall = AlertSettings(when=f"{STALL} missing", name=STALL) if STALL in wanted else None
+        self._rows = StepRows(context.files.metrics)
+        self._trained, self._since = -1, time.monotonic()  # batches, and since when
+
+    async def watch(self) -> None:
+        """Publish `alert.raised` and `alert.ended` on the keeper's log until the actor is asked to stop.
+
+        Rules are fed with all rows again after a start. Changes up to the newest published step of an alert are known.
+        """
+        async with asyncio.TaskGroup() as deliveries:
+            while not self._context.stop.is_set():
+                for row in await asyncio.to_thread(lambda: list(self._rows.new())):
+                    for rule in self._rules:
+                        change = rule.step(row)
+                        if change is not None and change.step > self._fold.state.alerts.get(change.alert, 0):
+                            deliveries.create_task(await self._publish(rule.settings, self._decided(rule, change)))
+                if self._stall is not None and (stalled := self._stalled()) is not None:
+                    deliveries.create_task(await self._publish(self._stall, stalled))
+                await first_of(self._context.stop.wait(), timeout_s=_LOOK_S)  # no topic announces a row
+
+    def _decided(self, rule: AlertRule, change: AlertRaised | AlertEnded) -> AlertRaised | AlertEnded:
+        """Return a change with the checkpoint that a rollback goes back to; without one the run stops."""
+        if not isinstance(change, AlertRaised) or change.do != "rollback":
+            return change
+        state, first = self._fold.state, change.step - rule.looked_back
+        good = [saved.step for saved in state.checkpoints if saved.step < first]
+        if not good or state.rollbacks.get(change.alert, 0) >= rule.settings.max_rollbacks:
+            return msgspec.structs.replace(change, do="stop")
+        return msgspec.structs.replace(change, checkpoint=max(good))
+
+    def _stalled(self) -> AlertRaised | AlertEnded | None:
+        """Return what changes for the shipped rule about causes that keep the run from advancing."""
+        trained, now = self._fold.state.trained, time.monotonic()
+        if trained != self._trained:
+            self._trained, self._since = trained, now
+        causes = [stall for stall in self._watch.state.stalls.values() if stall.cause != PAUSED]
+        is_open, step = STALL in self._fold.state.open_alerts, self._watch.state.trained
+        if causes and not is_open and now - self._since > _STALLED_S:
+            return AlertRaised(STALL, f"{causes[0].cause}: {causes[0].object}", step, None, "notify")
+        return AlertEnded(STALL, step, None) if is_open and not causes else None
+
+    async def _publish(self, settings: AlertSettings, change: AlertRaised | AlertEnded) -> Coroutine[Any, Any, None]:
+        """Store a change; returns what follows from it."""
+        await self._keeper.append_until_stored([change])
+        topic = self._context.bus.tables.topic_for(change).name
+        self._context.log.warning(topic, **msgspec.to_builtins(change))
+        if isinstance(change, AlertRaised) and change.do == "stop":
+            why = f"; it asks for a rollback, {self._no_rollback(settings)}" if settings.do == "rollback" else ""
+            await publish(
+                self._context.bus, StopRequested(f"alert {change.alert} was raised at step {change.step}{why}")
+            )
+        return _delivered(self._context, settings, change)
+
+    def _no_rollback(self, settings: AlertSettings) -> str:
+        spent = self._fold.state.rollbacks.get(settings.name, 0) >= settings.max_rollbacks
+        return f"and all {settings.max_rollbacks} were made" if spent else "and no checkpoint is from before that"
 
 
-async def _act(context: Context, settings: AlertSettings, change: AlertRaised | AlertEnded) -> None:
-    """Do what follows from a change; a failure is logged."""
+async def _delivered(context: Context, settings: AlertSettings, change: AlertRaised | AlertEnded) -> None:
+    """Send a change to the webhook and the command; a failure is logged."""
     topic = context.bus.tables.topic_for(change).name
     body = msgspec.json.encode({"run": context.bus.run, "topic": topic, **msgspec.to_builtins(change)})
-    if settings.do == "stop" and isinstance(change, AlertRaised):
-        await publish(context.bus, StopRequested(f"alert {change.alert} was raised at step {change.step}"))
     try:
         if settings.webhook:
             await _post(settings.webhook, body)

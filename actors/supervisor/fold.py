@@ -101,6 +101,8 @@ class SupervisorState(RoomState, msgspec.Struct):
     left: set[str] = set()  # actors that have published their end
     evals_open: set[str] = set()
     alerts: dict[str, int] = {}  # step of the newest change of each alert
+    open_alerts: set[str] = set()
+    rollbacks: dict[str, int] = {}  # that each alert asked for
     scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
 
 
@@ -159,9 +161,13 @@ class SupervisorFold(TrimmerFold):
 
     def _on_alert_raised(self, message: AlertRaised, _record: Record) -> None:
         self.state.alerts[message.alert] = message.step
+        self.state.open_alerts.add(message.alert)
+        if message.do == "rollback":
+            self.state.rollbacks[message.alert] = self.state.rollbacks.get(message.alert, 0) + 1
 
     def _on_alert_ended(self, message: AlertEnded, _record: Record) -> None:
         self.state.alerts[message.alert] = message.step
+        self.state.open_alerts.discard(message.alert)
 
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained += 1

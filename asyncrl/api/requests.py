@@ -14,6 +14,7 @@ from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import MOST_PROCESSES, ScaleRequested, StopRequested
+from topics.alerts import UnpauseRequested
 from topics.roles import pool_of, role_of
 from topics.table import Tables
 
@@ -88,6 +89,20 @@ async def watched(found: FoundRun, name: str) -> AsyncIterator[tuple[Bus, RunSta
             yield bus, state, until
         finally:
             await watch.close()
+
+
+async def unpause(found: FoundRun, wait_s: float) -> str:
+    """Let a live run train again after an alert paused it; returns the name of that alert.
+
+    Raises:
+        AsyncRLError: no alert has paused it.
+    """
+    async with watched(found, "unpause") as (bus, state, until):
+        if (alert := state.paused_by) is None:
+            raise AsyncRLError(f"run {found.run} is {state.phase}, and no alert has paused it")
+        await publish(bus, UnpauseRequested(state.paused_at))
+        await until(lambda: state.paused_by is None, wait_s)
+        return alert.alert
 
 
 def check_count(pool: str, count: object, tables: Tables) -> None:

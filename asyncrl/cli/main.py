@@ -22,6 +22,7 @@ COMMANDS = {
     "rm": "remove runs that are over",
     "samples": "print sampled completions with their labels and rewards",
     "down": "stop a run; `up --resume` continues it",
+    "unpause": "train again after an alert paused the run",
     "cost": "show GPU hours, tokens and seconds by cause, and what to scale first",
     "trace": "write the run as a trace for Perfetto",
     "doctor": "find what keeps a run from advancing, and what to do",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.alert_settings import AlertSettings
+from asyncrl.config.alert_settings import ALL_SHIPPED, AlertSettings, Shipped
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.harness_settings import AnyHarness
 from asyncrl.config.learner_settings import (
@@ -318,6 +318,9 @@ class Config(Settings):
     # Tools to which the recorder also writes its rows, each from its stored position.
     metrics: list[AnySink] = msgspec.field(default_factory=list)
     alert: list[AlertSettings] = msgspec.field(default_factory=list)
+    # Alerts that notify without a table of yours: collapses of entropy, effective sample share (`ess`) and response
+    # length, groups without spread of rewards, wasted tokens, and stalls. An empty list switches them off.
+    shipped_alerts: list[Shipped] = msgspec.field(default_factory=lambda: [*ALL_SHIPPED])
     start: StartSettings = msgspec.field(default_factory=StartSettings)
 
     @property

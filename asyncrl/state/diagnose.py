@@ -16,6 +16,7 @@ from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.findings import finding
 from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, hanging_rewards
 from asyncrl.state.live_facts import live_faults
+from asyncrl.state.open_alerts import PAUSED
 from asyncrl.state.records import Actor, Engine, counted
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
@@ -77,6 +78,8 @@ def diagnose(state: RunState) -> list[StallFound]:
     ending = state.finished or state.stop_requested  # then processes and servers leave one after the other
     if found or ending or not state.opened_ns:
         return found
+    if (alert := state.paused_by) is not None:
+        return [finding(PAUSED, alert.alert, f"raised at step {alert.step}: {alert.when}")]
     found += [*faults(state), *live_faults(state)]
     awaited = state.version is not None and _servers_start(state)  # the warm-up needs no engines
     if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):

@@ -42,6 +42,7 @@ ADVICE: dict[Cause, str] = {
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; task.row_limit_s and task.open_limit_s end the run",
     "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
+    "run paused": "look at the metric of the alert; `asyncrl unpause RUN` continues, `asyncrl down RUN` stops",
     "run failed": "fix the named fault (`asyncrl logs` has more), then continue with `asyncrl up --resume RUN`",
     "run killed": "continue with `asyncrl up --resume RUN`; `dmesg` names processes that ran out of memory",
 }

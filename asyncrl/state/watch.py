@@ -35,6 +35,7 @@ from topics.actors import (
     STOP_REQUESTED,
     VITALS_TAKEN,
 )
+from topics.alerts import ALERT_ENDED, ALERT_RAISED, UNPAUSE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_ANNOUNCED, ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, ENGINE_WITHDRAWN
 from topics.evals import EVAL_SCORED
@@ -81,11 +82,23 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
             ACTOR_STOPPED,
             RUN_OPENED,
             STOP_REQUESTED,
+            UNPAUSE_REQUESTED,
             ENGINE_ANNOUNCED,
             ENGINE_WITHDRAWN,
         )
     ),
-    _Part((FLEET_SCALED, AUTOSCALE_FAILED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
+    _Part(
+        (
+            FLEET_SCALED,
+            AUTOSCALE_FAILED,
+            STALL_FOUND,
+            STALL_ENDED,
+            ALERT_RAISED,
+            ALERT_ENDED,
+            ADMISSION_PAUSED,
+            ADMISSION_RESUMED,
+        )
+    ),
     _Part((STREAM_TRIMMED,), brief=0),
     _Part((ENGINE_READY, ENGINE_UPDATING, WEIGHTS_REFUSED, ENGINE_GONE), "newest", "newest"),
     _Part((BATCH_TRAINED,), brief=64),  # a few steps, and the messages between them

@@ -1,5 +1,7 @@
 """Unusual histories that are right: the audit finds nothing there, and the violation beside it."""
 
+import pytest
+
 from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.stories import Story
 from topics.actors import RUN_OPENED, RunOpened, SkipRequested
@@ -16,7 +18,14 @@ from topics.prompts import PROMPT_ISSUED
 from topics.secrets import PurgeRequested
 from topics.streams import StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, UNTRAINED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.weights import (
+    CHECKPOINT_SAVED,
+    UNTRAINED,
+    WEIGHTS_PUBLISHED,
+    CheckpointRestored,
+    CheckpointSaved,
+    WeightsPublished,
+)
 
 
 def test_a_step_trained_again_on_a_newer_line_counts_once():
@@ -97,6 +106,17 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
     findings = story.findings()
     assert findings.violations == []
     assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_batches_since_a_restored_checkpoint_are_skipped_on_a_new_lineage(restored: bool):
+    story = ordinary_story()
+    if restored:
+        story.publish(CheckpointRestored(1, 1, 2, "low"))
+    story.trained(2, story.messages(BATCH_TRAINED)[2].batch_sequence, 2, lineage=1)
+    story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
+
+    assert story.wrong() == ([] if restored else [("unasked skip", "batch 2")])
 
 
 def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():

@@ -12,6 +12,7 @@ from topics.actors import (
     StopRequested,
     Waiting,
 )
+from topics.alerts import AlertRaised, UnpauseRequested
 from topics.engines import EngineGone, EngineReady
 from topics.weights import TrainingFinished
 
@@ -164,3 +165,12 @@ def test_the_last_batches_wait_for_their_own_groups():
     assert case.found() == []
     case.vitals("rollout-1", work("p000007-0", quiet_s=5))
     assert case.found() == [("straggler", "p000007-0")]
+
+
+def test_a_run_that_an_alert_paused_has_no_other_finding_until_it_is_answered():
+    case = MadeState(last_step_s=NOW_S - 90)
+    case.publish(AlertRaised("low", "reward/mean < 0.5", 5, 0.1, "pause"))
+    assert case.found() == [("run paused", "low")]
+
+    case.publish(UnpauseRequested(case.state.paused_at))
+    assert case.found() == [("unexplained", "demo")]

@@ -24,6 +24,7 @@ from topics.trajectories import TrajectoryGraded
 from topics.weights import (
     UNTRAINED,
     CheckpointLost,
+    CheckpointRestored,
     CheckpointSaved,
     TrainingFinished,
     WeightsPublished,
@@ -109,6 +110,12 @@ class Training(Fold):
 
     def _on_skip_requested(self, message: SkipRequested, record: Record) -> None:
         self._skips_ns.setdefault(message.step, record.time_ns)
+
+    def _on_restored(self, message: CheckpointRestored, record: Record) -> None:
+        """The batches after the checkpoint are skipped."""
+        for step in range(message.step + 1, message.until + 1):
+            self._skips_ns.setdefault(step, record.time_ns)
+        self.checkpoints = [one for one in self.checkpoints if one.message.step <= message.step]
 
     def _on_eval_requested(self, message: EvalRequested, _: Record) -> None:
         """The prompter may issue held-out prompts."""
