@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 async def fetch_once_packed(keeper: Keeper, fold: LearnerFold, group: TrainerGroup, step: int) -> None:
-    """Let the group begin to fetch a batch once it is packed."""
+    """Let the group begin to fetch a batch once it is packed, unless the learner shall stop first."""
     while (sequence := fold.sequence(step)) is None:
+        if keeper.context.stop.is_set():
+            return  # from now on `changes` returns at once: a loop would never give way to other tasks
         await keeper.changes()
     if not fold.skips(step):
         await group.do(Fetch(sequence))

@@ -1,11 +1,14 @@
-"""A learner that is killed while it trains again loses no progress."""
+"""A learner that is killed while it trains again loses no progress, and one that is stopped in a step ends."""
+
+import asyncio
+import threading
 
 import msgspec
 import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.training.torch.trainer import TorchTrainer
-from harness.learning import Open, log_of, opened, saved, train
+from harness.learning import Open, log_of, opened, pack, saved, train
 from harness.stage import until
 from topics.batches import BATCH_TRAINED, Objective
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
@@ -57,6 +60,26 @@ async def test_a_learner_whose_weights_differ_keeps_the_lineage_of_its_last_chec
     log = await log_of(bus)
     assert {message.lineage for message in log[CHECKPOINT_SAVED]} == {1}
     assert [(message.lineage, message.version) for message in log[WEIGHTS_PUBLISHED]][-2:] == [(1, 4), (1, 5)]
+
+
+async def test_a_learner_that_shall_stop_during_a_step_ends_after_it(opened: Open, bus: Bus, monkeypatch):
+    training, released = threading.Event(), threading.Event()
+    step = TorchTrainer.step
+
+    def held_step(trainer, *given):
+        training.set()
+        assert released.wait(60.0)
+        return step(trainer, *given)
+
+    monkeypatch.setattr(TorchTrainer, "step", held_step)
+    playing = await opened()
+    await pack(bus, 1)
+    await asyncio.to_thread(training.wait, 60.0)
+    threading.Timer(1.0, released.set).start()  # from a thread: a learner that spins would hold up this task
+    playing.context.stop.set()
+
+    await asyncio.wait_for(playing.task, 60.0)
+    assert [message.step for message in (await log_of(bus))[BATCH_TRAINED]] == [1]
 
 
 async def published(bus: Bus, lineage: int) -> bool:
