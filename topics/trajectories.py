@@ -33,8 +33,6 @@ DropReason: TypeAlias = Literal[
     "rollout", "reward", "diverged", "poison", "refused", "purged", "environment", "deadline", "lag"
 ]
 
-_GREATEST = 2**31 - 1
-
 
 class Segment(msgspec.Struct, omit_defaults=True):
     """One row of tokens that is trained on. All arrays have one length T."""
@@ -55,9 +53,9 @@ class Segment(msgspec.Struct, omit_defaults=True):
                 f"segment arrays differ in length: {length} tokens, {len(self.mask)} mask, "
                 f"{len(self.logprobs)} logprobs, {len(self.versions)} versions"
             )
-        check_range("mask", self.mask, 0, 1)
-        check_range("token", self.tokens, 0, _GREATEST)
-        check_range("version", self.versions, -1, _GREATEST)
+        check_range("mask", self.mask, most=1)
+        check_range("token", self.tokens, least=0)
+        check_range("version", self.versions, least=-1)
         self.logprobs = checked_logprobs(self.logprobs)
 
 

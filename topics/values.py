@@ -27,8 +27,8 @@ def checked_logprobs(logprobs: Float32Array, first: int = 0) -> Float32Array:
     """
     if not len(logprobs):
         return logprobs
-    most = logprobs.max()
-    if logprobs.min() >= LEAST_LOGPROB and most <= ROUNDING:  # both are false for NaN
+    most = np.maximum.reduce(logprobs)
+    if np.minimum.reduce(logprobs) >= LEAST_LOGPROB and most <= ROUNDING:  # both are false for NaN
         return np.minimum(logprobs, np.float32(0)) if most > 0 else logprobs
     place = int(np.flatnonzero(~((logprobs >= LEAST_LOGPROB) & (logprobs <= ROUNDING)))[0])
     raise ValueError(
@@ -37,12 +37,17 @@ def checked_logprobs(logprobs: Float32Array, first: int = 0) -> Float32Array:
     )
 
 
-def check_range(name: str, values: Any, least: int, most: int) -> None:
-    """Check that all numbers of an array [T] are within bounds.
+def check_range(name: str, values: Any, least: int | None = None, most: int | None = None) -> None:
+    """Check that all numbers of an array [T] are within bounds; None: the type of the array has no number past it.
 
     Raises:
         ValueError: one is not.
     """
-    if len(values) and not (least <= values.min() and values.max() <= most):
-        place = int(np.flatnonzero((values < least) | (values > most))[0])
-        raise ValueError(f"{name} {place} is {values[place]}; expected {least} to {most}")
+    if not len(values):
+        return
+    if least is not None and np.minimum.reduce(values) < least:
+        place = int(np.flatnonzero(values < least)[0])
+        raise ValueError(f"{name} {place} is {values[place]}; expected at least {least}")
+    if most is not None and np.maximum.reduce(values) > most:
+        place = int(np.flatnonzero(values > most)[0])
+        raise ValueError(f"{name} {place} is {values[place]}; expected at most {most}")

@@ -257,8 +257,10 @@ class TaskTokenizer:
 
     def decode(self, ids: Int32Array | list[int]) -> str:
         """Text of tokens as rewards and judges read it, without the tokens that end a turn."""
-        said = [token for token in np.asarray(ids).tolist() if token not in self.eos_ids]
-        return self._tokenizer.decode(said, skip_special_tokens=self._skip_special)
+        said = np.asarray(ids)
+        for token in self.eos_ids:  # some numpy passes: a Python loop over the tokens is five times slower
+            said = said[said != token]
+        return self._tokenizer.decode(said.tolist(), skip_special_tokens=self._skip_special)
 
     def decode_all(self, ids: list[int]) -> str:
         """Text of tokens with the special ones, as engines look for stop strings in it."""

@@ -240,9 +240,9 @@ def segment(**fields: Any) -> Segment:
         ({"logprobs": [0.0, 0.7]}, "token 1 has log-prob 0.7"),
         ({"logprobs": [0.0, float("nan")]}, "token 1 has log-prob nan"),
         ({"logprobs": [-1e30, 0.0]}, "token 0 has log-prob -1e\\+30"),
-        ({"mask": [0, 2]}, "mask 1 is 2; expected 0 to 1"),
-        ({"tokens": [-1, 3]}, "token 0 is -1; expected 0"),
-        ({"versions": [-1, -2]}, "version 1 is -2; expected -1"),
+        ({"mask": [0, 2]}, "mask 1 is 2; expected at most 1"),
+        ({"tokens": [-1, 3]}, "token 0 is -1; expected at least 0"),
+        ({"versions": [-1, -2]}, "version 1 is -2; expected at least -1"),
     ],
 )
 def test_a_trajectory_with_values_that_no_engine_samples_is_not_read(fields: dict[str, Any], words: str):
