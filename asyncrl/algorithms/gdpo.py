@@ -27,7 +27,7 @@ def decoupled(groups: Sequence[Values], weights: Sequence[float]) -> list[Values
     Returns:
         [G] for each group.
 
-    Source: GDPO, arXiv 2601.05242, whose numbers of equations were not verified.
+    Source: GDPO, arXiv 2601.05242: groups first, each reward alone, then the batch.
     """
     added = [_normalised(group) @ np.asarray(weights, dtype=np.float64) for group in groups]
     every = np.concatenate(added) if added else np.zeros(0)

@@ -4,7 +4,7 @@ Observations are the tokens of a row that follow its first sampled token and tha
 tools, messages of a simulated user, and the template around them. Their weights are those of the sampled tokens of
 their trajectory.
 
-Source: ECHO as prime-rl has it (cross-entropy on tool tokens); its normalisation was not verified.
+Source: ECHO, arXiv 2605.24517, which divides the cross-entropy of a rollout by its observations instead.
 """
 
 from __future__ import annotations
