@@ -65,9 +65,18 @@ def arrangement_of(config: Any) -> Arrangement:
 
 @cache
 def _arrangement(kind: str, values: str) -> Arrangement:
-    # Fast kernels for linear attention run on GPUs alone, and replace those of transformers where installed.
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.random.fork_rng(), torch.no_grad(), torch.device(device):
+    try:
+        return _arrangement_on("cpu", kind, values)
+    except ModelError:
+        if not torch.cuda.is_available():
+            raise
+    # Some packages replace functions of transformers by kernels that run on GPUs alone.
+    return _arrangement_on("cuda", kind, values)
+
+
+def _arrangement_on(device: str, kind: str, values: str) -> Arrangement:
+    gpus = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
         model, case = _small_model(kind, json.loads(values))
         return _tested(model, case)

@@ -70,7 +70,7 @@ def read_head(model: Any) -> Head:
     if weight.is_meta:  # a shape without numbers
         return Head(module, bound=bound)
     random = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, 1, weight.shape[1], generator=random).to(weight)
+    hidden = torch.randn(1, 1, weight.shape[1], generator=random, device="cpu").to(weight)
     with torch.no_grad():
         found, product = _logits_of(model, base, hidden).float(), module(hidden).float()
     linear = bound * torch.atanh((found / bound).clamp(-0.999999, 0.999999)) if bound else found
