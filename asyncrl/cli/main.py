@@ -17,6 +17,7 @@ from asyncrl.telemetry.printable import PrintableOutput
 COMMANDS = {
     "up": "start or resume a run on this machine, and watch it",
     "rollout": "sample and grade completions without training, and write them as a Parquet file",
+    "top": "watch actors, engines, trajectories, waits, findings and logs in a terminal",
     "status": "show how a run is doing",
     "runs": "list the runs in this folder, or on a NATS server",
     "rm": "remove runs that are over",

@@ -44,10 +44,11 @@ class Line(NamedTuple):
 class LogFile:
     """The log of one actor, read as it grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
+        """Begin with the newest bytes of the file; None: with its first line."""
         self.path = path
         self.actor = path.name.removesuffix(".log")
-        self._at = 0
+        self._at = 0 if newest_bytes is None else max(0, path.stat().st_size - newest_bytes)
         self._time = ""
 
     def read(self) -> list[Line]:
