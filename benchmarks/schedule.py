@@ -20,7 +20,7 @@ from asyncrl.config.slots import first_slots
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.scripted.client import scripted_duration
-from asyncrl.rollout.context import seed_of_call
+from asyncrl.rollout.journal import seed_of_call
 from asyncrl.training.init_model import create_configured
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
 from benchmarks.stage import BenchError, Stage, bench_config, report

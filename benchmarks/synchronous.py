@@ -25,7 +25,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.embedded.sampling import inverse_cdf, mix, uniforms
-from asyncrl.rollout.context import seed_of_call
+from asyncrl.rollout.journal import seed_of_call
 from benchmarks.oracle_results import reached
 from benchmarks.oracle_run import checkpoint_of
 from topics.ids import prompt_name

@@ -12,6 +12,7 @@ from asyncrl.config.learner_settings import TRAINERS
 from asyncrl.config.live_settings import JUDGES
 from asyncrl.config.process_settings import PLACEMENTS
 from asyncrl.config.sandbox_settings import SANDBOXES
+from asyncrl.config.tool_settings import KINDS as TOOLS
 from asyncrl.config.weights_settings import STORES
 from asyncrl.data.procedural import RULES
 from asyncrl.environments.kinds import KINDS as ENVIRONMENTS
@@ -36,6 +37,7 @@ AXES = (
     Axis("asyncrl/rewards", tuple(BUILT_IN), "reward"),
     Axis("asyncrl/run/placements", PLACEMENTS),
     Axis("asyncrl/sandboxes", SANDBOXES, "sandbox"),
+    Axis("asyncrl/tools", tuple(TOOLS), "tool"),
     Axis("asyncrl/training", TRAINERS, "trainer"),
     Axis("asyncrl/weights", STORES, "store"),
 )

@@ -33,6 +33,7 @@ from asyncrl.errors import EnvironmentFault, last_lines
 from asyncrl.live.stored import TurnUnreadable
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Diverged, branch_tasks
+from asyncrl.tools.server import Toolbox
 from asyncrl.tracing import SAMPLE, traced
 from topics.actors import Waiting
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -171,6 +172,11 @@ class Execution(Watch):
         """Store progress that would exceed the bound: a short request reports no tokens while it runs."""
         if self._progress.unsaved + unreported > self._settings.progress_limit:
             await self.checkpoint()
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The servers of tools of the worker."""
+        return self._tools.toolbox
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """Count a block as waiting: it has its own limit, or waits for an engine."""
@@ -328,6 +334,7 @@ class RolloutWorker:
         await self._ends_listener.close()
         for listener in engines:
             await listener.close()
+        await self.tools.toolbox.close()
         await self.tools.fleet.close()
         await self.tools.eval_fleet.close()
 

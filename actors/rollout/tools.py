@@ -23,6 +23,7 @@ from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
 from asyncrl.rollout.context import RolloutFunction
 from asyncrl.sinks.kinds import traced_share
+from asyncrl.tools.server import Toolbox
 from asyncrl.training.megatron.parallel_config import Layout
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import Segment, TrajectoryGenerated
@@ -44,6 +45,7 @@ class Tools:
         self.model_context = model.context  # tokens that the trained model takes
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
         self.tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
+        self.toolbox = Toolbox(config.tools, context.files.base)
         self.functions: dict[str, RolloutFunction] = {}  # by task
         for name, task in graded_tasks(config).items():
             self.functions[name] = rollout_function(config, task.rollout, context.files.base)

@@ -27,6 +27,9 @@ class HarnessSettings(Settings, tag_field="kind"):
     # How a trajectory continues on another worker. `rerun`: the program starts again, and equal calls get the recorded
     # answers; `abandon`: all is sampled again.
     resume: Literal["rerun", "abandon"] = "rerun"
+    # Tables `[tools.NAME]` whose tools the policy may call. `mini` declares them in the prompt; a program gets an MCP
+    # server with them, `python` the argument `tools`.
+    tools: list[str] = msgspec.field(default_factory=list)
 
     def problem(self) -> str:
         """Return why these settings cannot work, or ""."""

@@ -16,7 +16,7 @@ _PATH = re.compile(
 )  # settings that are always paths
 _MODEL = re.compile(r"model\.path|learner\.(teacher|critic)\.model")
 _SPEC = re.compile(
-    r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
+    r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|functions|loss|advantage|filters)"
 )  # settings that may name something else
 _OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter, which gives them their meaning
 _FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet|toml))([:@].*)?")  # the paths in it

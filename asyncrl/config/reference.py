@@ -18,6 +18,7 @@ from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
 from asyncrl.config.harness_settings import HarnessSettings
 from asyncrl.config.setting_types import BENCHMARKS, Settings
+from asyncrl.config.tool_settings import ToolSettings
 from asyncrl.sinks.sink import SinkSettings
 
 UNITS = {
@@ -160,7 +161,11 @@ def named_tables(annotation: Any) -> type[Settings] | None:
 def kinds_of(annotation: Any) -> dict[str, type[msgspec.Struct]]:
     """Types of the tables that a field holds in an array or by names, by their `kind`; empty for any other field."""
     kinds = get_args(get_args(annotation)[-1]) if get_origin(annotation) in (list, dict) else ()
-    tagged = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SinkSettings | HarnessSettings)]
+    tagged = [
+        kind
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, SinkSettings | HarnessSettings | ToolSettings)
+    ]
     return {str(kind.__struct_config__.tag): kind for kind in tagged}
 
 
@@ -172,7 +177,7 @@ def listed_table(annotation: Any) -> type[Settings] | None:
 
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
-    return re.sub(r"^(tasks|stages|harnesses|engine\.groups)\.[^.]+", r"\1.NAME", key)
+    return re.sub(r"^(tasks|stages|harnesses|tools|engine\.groups)\.[^.]+", r"\1.NAME", key)
 
 
 def for_benchmarks(annotation: Any) -> bool:

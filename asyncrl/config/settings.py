@@ -46,6 +46,7 @@ from asyncrl.config.setting_types import (
     TaskName,
 )
 from asyncrl.config.task_settings import EvalSettings, MixedTaskSettings, RewardSettings, StageSettings, TaskSettings
+from asyncrl.config.tool_settings import AnyTools
 from asyncrl.config.weights_settings import WeightsSettings
 from asyncrl.sinks.kinds import AnySink
 
@@ -302,6 +303,9 @@ class Config(Settings):
     # defaults of the kind.
     harnesses: dict[TaskName, AnyHarness] = msgspec.field(default_factory=dict)
     sandbox: SandboxSettings = msgspec.field(default_factory=SandboxSettings)  # Where harnesses run programs.
+    # Servers of tools for the policy. Harnesses name them in `harnesses.NAME.tools`, rollout functions in
+    # `context.tools`.
+    tools: dict[TaskName, AnyTools] = msgspec.field(default_factory=dict)
     workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
     warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
     buffer: BufferSettings = msgspec.field(default_factory=BufferSettings)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.config.harness_settings import CommandSettings
-from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind, shortened
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind
 from asyncrl.rollout.endpoint import Endpoint
+from asyncrl.shortened import shortened
 
 INSTRUCTION = "{prompt}"
 """The part of an argument that becomes the prompt of the row."""
@@ -39,6 +40,7 @@ def addresses(endpoint: Endpoint) -> dict[str, str]:
         "OPENAI_API_KEY": endpoint.api_key,
         "ANTHROPIC_BASE_URL": host,
         "ANTHROPIC_AUTH_TOKEN": endpoint.api_key,
+        **({"MCP_URL": endpoint.mcp_url} if endpoint.mcp_url else {}),
     }
 
 

@@ -10,11 +10,10 @@ from asyncrl.child_pool.frames import Setup
 from asyncrl.errors import AsyncRLError
 from asyncrl.rollout.context import RolloutContext
 from asyncrl.rollout.endpoint import Endpoint
+from asyncrl.rollout.tool_calls import ToolCalls
 from asyncrl.sandboxes.sandbox import ExecResult, Sandbox
+from asyncrl.shortened import shortened as shortened
 from topics.prompts import PromptRow
-
-OUTPUT_CHARACTERS = 4_000
-"""Characters of a program's output that the policy or an artefact gets: the first and the last half."""
 
 
 class HarnessFailed(AsyncRLError):
@@ -28,6 +27,7 @@ class Attempt(NamedTuple):
     context: RolloutContext
     endpoint: Endpoint
     sandbox: Sandbox
+    tools: ToolCalls
 
     @property
     def instruction(self) -> str:
@@ -86,11 +86,3 @@ async def run_in(
         command, on_output=lambda _stream, piece: pieces.append(piece), environment=environment, stdin=stdin
     )
     return result, b"".join(pieces).decode(errors="replace")
-
-
-def shortened(text: str, most: int = OUTPUT_CHARACTERS) -> str:
-    """Return a text without its middle if it is long."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

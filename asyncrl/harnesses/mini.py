@@ -1,4 +1,4 @@
-"""The harness `mini`: the policy writes a file or shell commands, and reads what programs print."""
+"""The harness `mini`: the policy calls tools, writes a file or shell commands, and reads what programs print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.harness_settings import MiniSettings
-from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind, shortened
+from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind
 from asyncrl.live.apis.schema import TOO_LONG, LiveError
+from asyncrl.shortened import shortened
 
 _BLOCK = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
 
@@ -25,16 +26,20 @@ class Mini:
         messages += [{"role": "user", "content": given}] if isinstance(given, str) else given
         for _ in range(settings.turns):
             try:
-                reply = await attempt.endpoint.reply(messages)
+                reply = await attempt.endpoint.reply(messages, attempt.tools.schemas)
             except LiveError as error:
                 if error.code == TOO_LONG:  # the conversation has filled the context of the model
                     return
                 raise HarnessFailed(str(error)) from error
-            attempt.context.completion = reply
-            output = await self._write(attempt, reply) if settings.file else await self._commands(attempt, reply)
+            attempt.context.completion = reply.text
+            messages.append(reply.message)
+            if reply.calls:
+                messages += await attempt.tools.answer(reply.calls)
+                continue
+            output = await (self._write if settings.file else self._commands)(attempt, reply.text)
             if output is None:
                 return
-            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": shortened(output)}]
+            messages.append({"role": "user", "content": shortened(output)})
 
     async def _write(self, attempt: Attempt, reply: str) -> str | None:
         """Return what the check says of a file; None if it has no objection."""

@@ -13,7 +13,7 @@ from asyncrl.errors import EnvironmentFault, FunctionError, last_lines
 from asyncrl.functions import is_async, load_function
 from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind
 
-_GIVEN = ("row", "base_url", "api_key", "sandbox")
+_GIVEN = ("row", "base_url", "api_key", "sandbox", "tools")
 
 
 class Python:
@@ -25,7 +25,8 @@ class Python:
 
     async def run(self, attempt: Attempt) -> None:
         endpoint = attempt.endpoint
-        given = dict(zip(_GIVEN, (attempt.row, endpoint.base_url, endpoint.api_key, attempt.sandbox), strict=True))
+        values = (attempt.row, endpoint.base_url, endpoint.api_key, attempt.sandbox, attempt.tools)
+        given = dict(zip(_GIVEN, values, strict=True))
         try:
             said = await self._function(**{name: given[name] for name in self._names})
         except EnvironmentFault:

@@ -49,11 +49,12 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
             sandbox = await stack.enter_async_context(opened())
             for path, text in task.files.items():
                 await sandbox.put(path, text.encode())
-            endpoint = context.endpoint(again=settings.resume == "abandon")
+            again = settings.resume == "abandon"
+            endpoint, tools = context.endpoint(again=again), await context.tools(*settings.tools, again=again)
             if settings.address != "none":
                 listening = await sandbox.listen() if settings.address == "sandbox" else None
-                await stack.enter_async_context(endpoint.listen(listening))
-            attempt = Attempt(row, context, endpoint, sandbox)
+                await stack.enter_async_context(endpoint.listen(listening, tools if settings.tools else None))
+            attempt = Attempt(row, context, endpoint, sandbox, tools)
             stack.enter_context(context.working(name))
             fault = await _within(harness.run(attempt), endpoint, settings.time_limit_s)
             if fault and settings.at_failure == "drop":

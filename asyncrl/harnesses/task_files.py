@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from asyncrl.environments.protocol import DataError
-from asyncrl.harnesses.harness import run_in, shortened
+from asyncrl.harnesses.harness import run_in
 from asyncrl.sandboxes.sandbox import FileRefused, Sandbox, SandboxError
+from asyncrl.shortened import shortened
 from topics.prompts import PromptRow
 
 _MOST_FILES = 1_000

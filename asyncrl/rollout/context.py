@@ -9,23 +9,25 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
-import xxhash
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, EnvironmentFault
 from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.experts import inherited
-from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
+from asyncrl.rollout.journal import Journal, call_order, digest_of, outside, seed_of_call
+from asyncrl.rollout.outcomes import as_bytes, check_outcome, merged
 from asyncrl.rollout.row import Row
+from asyncrl.rollout.tool_calls import ToolCalls
+from asyncrl.tools.server import Toolbox, ToolServer
 from asyncrl.tracing import traceparent
 from topics.actors import Waiting
 from topics.prompts import PromptRow
-from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, TURNS, Answer, Outcome, Segment
+from topics.trajectories import Answer, Outcome, Segment
 from topics.wire import Int32Array, UInt8Array
 
 if TYPE_CHECKING:
@@ -86,6 +88,10 @@ class Host(Protocol):
 
     async def checkpoint(self) -> None:
         """Publish the current journal; returns when it is stored."""
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The servers of tools of the worker."""
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """Suspends the lease's progress timeout for a call with its own limit."""
@@ -207,21 +213,49 @@ class RolloutContext:
         with outside():
             if replay == "rerun":
                 answer.done = True
-                return await self._call(name, function, arguments, limit_s)
-            if not answer.done:
-                try:
-                    answer.result = msgspec.msgpack.encode(await self._call(name, function, arguments, limit_s))
-                except (Exception, SystemExit) as error:  # a tool's failure is an answer too, recorded and given again
-                    text = f"{type(error).__name__}: {error}"
-                    answer.failed = text.encode(errors="backslashreplace").decode()  # lone surrogates are in no message
-                answer.done = True
-                await self._host.checkpoint()
+                return await self._call(name, partial(function, *arguments), limit_s)
+            return await self._recorded(name, answer, partial(function, *arguments), limit_s)
+
+    async def tools(self, *names: str, again: bool = False) -> ToolCalls:
+        """Return the tools of servers, `[tools.NAME]` of the config, for the policy.
+
+        Args:
+            again: make all calls, also those whose results another worker has recorded.
+
+        Raises:
+            FunctionError: there is no such server, or two of them have a tool of the same name.
+            ToolsUnavailable: a server cannot be reached; the function runs again.
+        """
+        calls = self._journal.by_content(again=again)
+
+        async def record(name: str, function: Callable[..., Awaitable[Any]], server: ToolServer, *given: Any) -> Any:
+            path, answer = calls.ask(f"tool:{name}", digest_of(name, given))
+            try:
+                with outside():
+                    return await self._recorded(name, answer, partial(function, server, *given), None)
+            finally:
+                if not answer.done:  # its caller has left
+                    calls.withdraw(path)
+
+        return await ToolCalls.open(self._host.toolbox, names, record)
+
+    async def _recorded(self, name: str, answer: Answer, call: Callable[[], Any], limit_s: float | None) -> Any:
+        if not answer.done:
+            try:
+                answer.result = msgspec.msgpack.encode(await self._call(name, call, limit_s))
+            except EnvironmentFault:
+                raise  # the function runs again, and this call with it
+            except (Exception, SystemExit) as error:  # a tool's failure is an answer too, recorded and given again
+                text = f"{type(error).__name__}: {error}"
+                answer.failed = text.encode(errors="backslashreplace").decode()  # lone surrogates are in no message
+            answer.done = True
+            await self._host.checkpoint()
         if answer.failed:
             raise ToolFailed(answer.failed)
         return msgspec.msgpack.decode(answer.result)
 
-    async def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], limit_s: float) -> Any:
-        result = function(*arguments)
+    async def _call(self, name: str, call: Callable[[], Any], limit_s: float | None) -> Any:
+        result = call()
         if not inspect.isawaitable(result):
             return result
         task = asyncio.ensure_future(result)
@@ -273,10 +307,10 @@ class RolloutContext:
             given = Outcome(
                 None if reward is None else finite(reward, "the reward is"),
                 read_metrics(metrics or {}),
-                {check_name(name): _as_bytes(name, value) for name, value in (artefacts or {}).items()},
+                {check_name(name): as_bytes(name, value) for name, value in (artefacts or {}).items()},
                 [finite(value, "a turn reward is") for value in turn_rewards],
             )
-            _check_outcome(_merged([*self._outcomes.values(), given]))
+            check_outcome(merged([*self._outcomes.values(), given]))
             answer.result, answer.done = msgspec.msgpack.encode(given), True
         self._outcomes[path] = msgspec.msgpack.decode(answer.result, type=Outcome)
 
@@ -288,7 +322,7 @@ class RolloutContext:
         """
         if not self._outcomes:
             return None
-        given, turns = _merged([self._outcomes[path] for path in _ordered(self._outcomes)]), len(self._calls)
+        given, turns = merged([self._outcomes[path] for path in _ordered(self._outcomes)]), len(self._calls)
         if given.turn_rewards and len(given.turn_rewards) != turns:
             found = f"found {len(given.turn_rewards)} turn rewards"
             raise ValueError(f"{found}, expected one for each of {turns} calls of generate, in their order")
@@ -355,40 +389,6 @@ class RolloutContext:
 
 def _ordered(paths: Collection[str]) -> list[str]:
     return sorted(paths, key=call_order) if len(paths) > 1 else list(paths)
-
-
-def seed_of_call(seed: int, path: str) -> int:
-    """Return the seed of a generation: two calls with the same tokens must not draw the same answer."""
-    return xxhash.xxh3_64_intdigest(f"{seed}:{path}".encode()) >> 1
-
-
-def _merged(outcomes: Sequence[Outcome]) -> Outcome:
-    merged = Outcome()
-    for outcome in outcomes:
-        merged.reward = merged.reward if outcome.reward is None else outcome.reward
-        merged.metrics |= outcome.metrics
-        merged.artefacts |= outcome.artefacts
-        merged.turn_rewards = outcome.turn_rewards or merged.turn_rewards
-    return merged
-
-
-def _check_outcome(outcome: Outcome) -> None:
-    """Raise a ValueError where a trajectory has more than may be kept of it."""
-    read_metrics(outcome.metrics)
-    if len(outcome.turn_rewards) > TURNS:
-        raise ValueError(f"found {len(outcome.turn_rewards)} turn rewards, expected at most {TURNS} for one trajectory")
-    size = sum(map(len, outcome.artefacts.values()))
-    if len(outcome.artefacts) > ARTEFACTS or size > ARTEFACT_BYTES:
-        found, expected = f"{len(outcome.artefacts)} artefacts of {size:,} bytes", f"{ARTEFACTS} of {ARTEFACT_BYTES:,}"
-        raise ValueError(f"found {found} in all, expected at most {expected} for one trajectory; give less")
-
-
-def _as_bytes(name: str, value: str | bytes) -> bytes:
-    if isinstance(value, bytes | bytearray):
-        return bytes(value)
-    if not isinstance(value, str):
-        raise ValueError(f"the artefact {name!r} is a {type(value).__name__}; expected text or bytes")
-    return value.encode(errors="backslashreplace")
 
 
 async def single_turn(row: PromptRow, context: RolloutContext) -> None:

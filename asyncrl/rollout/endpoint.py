@@ -16,14 +16,16 @@ from functools import lru_cache, partial
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import xxhash
 from aiohttp import web
 
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.errors import EnvironmentFault
 from asyncrl.live.apis.models import MODELS_PATH, models_body
 from asyncrl.live.apis.registry import APIS
-from asyncrl.live.apis.schema import TOO_LONG, Api, LiveError, Opening, Piece, Request, assistant_message
+from asyncrl.live.apis.schema import TOO_LONG, Api, Call, LiveError, Opening, Piece, Request, assistant_message
 from asyncrl.live.conversation import Conversations, Prompt, history_key
 from asyncrl.live.difference import History, Message, TurnBoundary
 from asyncrl.live.forced_prefix import begin_reply
@@ -34,6 +36,8 @@ from asyncrl.live.tools import Wording
 from asyncrl.live.turn_boundary import AUTO, open_boundary
 from asyncrl.ports import LOOPBACK
 from asyncrl.rollout.journal import outside
+from asyncrl.rollout.mcp_endpoint import MCP_PATH, answer_of
+from asyncrl.rollout.tool_calls import ToolCalls
 from topics.trajectories import Answer
 from topics.wire import Int32Array
 
@@ -54,6 +58,14 @@ class _Language(NamedTuple):
     boundary: TurnBoundary
 
 
+class Reply(NamedTuple):
+    """A reply to a conversation."""
+
+    text: str  # without calls
+    calls: list[Call]
+    message: Message  # the reply as the next message of the conversation
+
+
 class _Read(NamedTuple):
     """An answer as its client reads it."""
 
@@ -72,6 +84,7 @@ class Endpoint:
 
     base_url = ""  # such as `http://127.0.0.1:PORT/v1`, as OpenAI's SDK takes it
     api_key = ""  # for this address alone
+    mcp_url = ""  # of an MCP server with the tools of the trajectory, with the same key; "": it has no tools
 
     def __init__(self, tokenizer: TaskTokenizer, sample: Sample, *, max_new_tokens: int) -> None:
         """
@@ -84,6 +97,7 @@ class Endpoint:
         self._bounds = Bounds(partial(begin_reply, wording=self._language.wording, grammars=False))
         self._fault: Exception | None = None
         self._listening: socket.socket | None = None
+        self._tools: ToolCalls | None = None
         self._open, self._opened_at, self._waited_s = 0, 0.0, 0.0
 
     @property
@@ -91,8 +105,11 @@ class Endpoint:
         """Seconds in which at least one call waited for its answer."""
         return self._waited_s + (time.monotonic() - self._opened_at if self._open else 0.0)
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
-        """Return the text of the reply to a conversation, without a server.
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Reply:
+        """Return the reply to a conversation, without a server.
+
+        Args:
+            tools: schemas of the tools that it may call.
 
         Raises:
             LiveError: the template refuses the messages, or they fill the context of the model.
@@ -103,16 +120,22 @@ class Endpoint:
             path, answer = await self._sampled(request, prompt)
         if not len(answer.tokens) and answer.finish == "length":
             raise LiveError("invalid", f"the {len(prompt.ids)} tokens of the prompt fill the context", code=TOO_LONG)
-        return self._read(request, prompt, path, answer).parts.text
+        parts = self._read(request, prompt, path, answer).parts
+        return Reply(parts.text, parts.calls, assistant_message(parts.text, parts.calls))
 
-    def listen(self, listening: socket.socket | None) -> Endpoint:
-        """Serve at a socket that listens already, such as one of a sandbox; None: at a free port of loopback."""
-        self._listening = listening
+    def listen(self, listening: socket.socket | None, tools: ToolCalls | None = None) -> Endpoint:
+        """Serve at a socket that listens already, such as one of a sandbox; None: at a free port of loopback.
+
+        Args:
+            tools: that programs may call by MCP at `mcp_url`.
+        """
+        self._listening, self._tools = listening, tools
         return self
 
     async def __aenter__(self) -> Endpoint:
         app = web.Application(client_max_size=_BODY_BYTES)
         app.router.add_get(MODELS_PATH, self._models)
+        app.router.add_post(MCP_PATH, self._mcp)
         for api in APIS.values():
             app.router.add_post(api.path, partial(self._serve, api))
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, access_log=None)
@@ -120,7 +143,8 @@ class Endpoint:
             await self._runner.setup()
             listening = self._listening or socket.create_server((LOOPBACK, 0))
             await web.SockSite(self._runner, listening).start()
-        self.base_url = f"http://{LOOPBACK}:{listening.getsockname()[1]}/v1"
+        host = f"http://{LOOPBACK}:{listening.getsockname()[1]}"
+        self.base_url, self.mcp_url = f"{host}/v1", f"{host}{MCP_PATH}" if self._tools is not None else ""
         self.api_key = secrets.token_hex(16)
         return self
 
@@ -155,6 +179,23 @@ class Endpoint:
         finally:
             task.cancel()  # its client is gone
             await asyncio.wait({task})
+
+    async def _mcp(self, http: web.Request) -> web.StreamResponse:
+        try:
+            self._check(http)
+            message = msgspec.json.decode(await http.read())
+        except LiveError as error:
+            return web.Response(status=401, text=str(error))
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=str(error))
+        if self._tools is None:
+            return web.Response(status=404, text="the trajectory has no tools")
+        try:
+            answer = await answer_of(self._tools, message)
+        except EnvironmentFault as error:
+            self._fault = self._fault or error
+            return web.Response(status=503, text=str(error))
+        return web.Response(status=202) if answer is None else web.json_response(answer)
 
     def _check(self, http: web.Request) -> None:
         _, _, bearer = http.headers.get("Authorization", "").partition(" ")

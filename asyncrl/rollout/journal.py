@@ -89,6 +89,11 @@ def digest_of(*inputs: Any) -> str:
     return digest.hexdigest()
 
 
+def seed_of_call(seed: int, path: str) -> int:
+    """Return the seed of a generation: two calls with the same tokens must not draw the same answer."""
+    return xxhash.xxh3_64_intdigest(f"{seed}:{path}".encode()) >> 1
+
+
 class Journal:
     """Recorded answers by call path, in the order in which the calls were first made."""
 

@@ -43,6 +43,7 @@ from asyncrl.run.preflight_model import (
 )
 from asyncrl.run.preflight_quantised import check_quantised
 from asyncrl.run.preflight_rows import check_data
+from asyncrl.run.preflight_tools import check_tools, tool_setups
 from asyncrl.run.reward_trial import label_faults
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
@@ -79,6 +80,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_gateway,
         check_algorithms,
         check_harnesses,
+        check_tools,
         _start,
         _functions,
         _functions_beside,
@@ -240,7 +242,7 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             asked[task.keys("rollout")] = rollout_setup(task.rollout, base=base, time_limit_s=reward.time_limit_s)
         elif task.rollout not in ROLLOUTS:
             yield Finding(task.keys("rollout"), _unknown_function(task.rollout, ROLLOUTS))
-    asked |= harness_setups(config, base, reward.time_limit_s)
+    asked |= harness_setups(config, base, reward.time_limit_s) | tool_setups(config.tools, base)
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
     if reward.batch > reward.in_flight:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal, branch_tasks
+from asyncrl.tools.server import Toolbox
 from topics.trajectories import ProgressEntry
 from topics.wire import decode, encode
 
@@ -26,6 +28,7 @@ class Host:
         self.stops_at = 1 << 30  # tokens after which it gives no more
         self.kept: list[dict] = []
         self.fault: Exception | None = None
+        self.toolbox = Toolbox({}, Path())
         self.written: Callable[[Sequence[int]], list[int]] | None = None  # gives the tokens of an answer to a prompt
 
     async def sample(self, ids, answer, limits) -> None:

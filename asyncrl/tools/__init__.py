@@ -1,0 +1,1 @@
+"""Tools that the policy calls, one module for each kind of server."""
