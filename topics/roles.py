@@ -32,6 +32,7 @@ class Role(NamedTuple):
 SUPERVISOR = "supervisor"
 OPERATOR = "operator"  # no actor: provisions the run and asks things of it
 MONITOR = "monitor"  # no actor: reads everything, with any NATS client, and publishes nothing
+OBSERVER = "observer"  # no actor: reads states, metrics and ids, but no texts and no tokens, and publishes nothing
 
 ROLES = (
     Role("prompter", "keeper", 1, children=True),

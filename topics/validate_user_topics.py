@@ -9,12 +9,12 @@ from itertools import chain
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from topics.actors import MOST_PROCESSES, SHARED_TYPES, keeper_topics
-from topics.roles import MONITOR, OPERATOR, ROLE_NAMES, Role
+from topics.roles import MONITOR, OBSERVER, OPERATOR, ROLE_NAMES, Role
 from topics.table import BY_NAME, TOPICS
 from topics.topic import STREAMS, Retention, Stream, Topic
 from topics.wire import Headers, Message, prepare
 
-_LOGINS = (OPERATOR, MONITOR)  # log in as roles do, and may do more than any of them
+_LOGINS = (OPERATOR, MONITOR, OBSERVER)  # log in as roles do, and may do more than any of them
 _KINDS = get_args(get_type_hints(Role)["kind"])
 
 

@@ -41,6 +41,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
     tls_key: str = ""
     domain: str = ""  # of JetStream, which has the streams; empty: that of the server
     runs: list[str] = []  # runs that this user serves, if it is limited to some
+    websocket: str = ""  # URLs, with commas between, at which browsers reach the servers; "": they cannot
 
     def __repr__(self) -> str:
         return f"BusAddress({self.who} at {self.url})"  # logs and tracebacks show no password
@@ -138,7 +139,33 @@ def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
     else:
         ports = [free_port(listen.host) for _ in range(servers)]
     url = ",".join(f"nats://{_reached_at(listen.host)}:{port}" for port in ports)
-    return BusAddress(url, "asyncrl", known.password if known is not None else secrets.token_urlsafe(18))
+    password = known.password if known is not None else secrets.token_urlsafe(18)
+    websocket = _own_websocket(known, ports) if listen.websocket else ""
+    return BusAddress(url, "asyncrl", password, websocket=websocket)
+
+
+def _own_websocket(known: BusAddress | None, ports: list[int]) -> str:
+    """Return where started servers listen for browsers: at the previous ports if these are free, not at `ports`."""
+    before = known.websocket.split(",") if known is not None and known.websocket else [""] * len(ports)
+    found: list[str] = []
+    for url in before:
+        own = free_websocket(url)
+        while port_of(own) in ports:
+            own = free_websocket()
+        found.append(own)
+    return ",".join(found)
+
+
+def free_websocket(url: str = "") -> str:
+    """Return a URL on loopback at which a server can listen for browsers: the given one if its port is free."""
+    if url and not listen_problem(LOOPBACK, port_of(url)):
+        return url
+    return f"ws://{LOOPBACK}:{free_port()}"
+
+
+def port_of(url: str) -> int:
+    """Return the port of a URL that ends with it."""
+    return int(url.rsplit(":", 1)[1])
 
 
 def _reached_at(host: str) -> str:

@@ -15,7 +15,7 @@ from asyncrl.bus.layout import StreamLayout
 from asyncrl.bus.permissions import authorization, login_roles, permissions, user_of
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.files import write_private
-from topics.roles import MONITOR
+from topics.roles import MONITOR, OBSERVER
 from topics.table import BUILT_IN, Tables
 
 DEFAULT_URL = "tls://localhost:4222"
@@ -51,11 +51,14 @@ def given_logins(nats: NatsSettings, base: Path, tables: Tables = BUILT_IN) -> d
     files = {"tls_ca": nats.tls_ca, "tls_cert": nats.tls_cert, "tls_key": nats.tls_key}
     tls: dict[str, Any] = {key: located(name) for key, name in files.items() if name}
     if nats.credentials:
-        found = {role: BusAddress.read(base / nats.credentials / f"{role}.json") for role in login_roles(tables)}
-        changed = tls | ({"domain": nats.domain} if nats.domain else {})
+        folder = base / nats.credentials
+        names = [role for role in login_roles(tables) if role != OBSERVER or (folder / f"{role}.json").exists()]
+        found = {role: BusAddress.read(folder / f"{role}.json") for role in names}
+        changed = tls | ({"domain": nats.domain} if nats.domain else {}) | {"websocket": nats.websocket_url}
         return {role: msgspec.structs.replace(login, url=nats.url, **changed) for role, login in found.items()}
     password = (base / nats.password_file).read_text().strip() if nats.password_file else ""
-    login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), domain=nats.domain, **tls)
+    nkey = located(nats.nkey_file)
+    login = BusAddress(nats.url, nats.user, password, nkey, domain=nats.domain, websocket=nats.websocket_url, **tls)
     return dict.fromkeys(login_roles(tables), login)
 
 

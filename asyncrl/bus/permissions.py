@@ -12,9 +12,25 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.layout import DEFAULT, StreamLayout
-from topics.roles import MONITOR, OPERATOR, SUPERVISOR
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, FLEET_SCALED, VITALS_TAKEN
+from topics.alerts import ALERT_ENDED, ALERT_RAISED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.evals import EVAL_SCORED
+from topics.roles import MONITOR, OBSERVER, OPERATOR, SUPERVISOR
+from topics.runs import RUN_HISTORY, RUN_STATE
+from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.table import BUILT_IN, Tables, WorkQueue
 from topics.topic import LEDGER_BLOBS, Retention, Stream, Topic
+from topics.trajectories import TRAJECTORY_GRADED
+from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
+
+OBSERVED: tuple[Topic[Any], ...] = (
+    *(RUN_STATE, RUN_HISTORY, VITALS_TAKEN, BATCH_TRAINED, BATCH_PACKED, EVAL_SCORED, TRAJECTORY_GRADED),
+    *(WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, TRAINING_FINISHED, ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
+    *(ACTOR_STARTED, ACTOR_STOPPED, FLEET_SCALED, STALL_FOUND, STALL_ENDED, ALERT_RAISED, ALERT_ENDED),
+)
+"""Topics that an observer reads: states, metrics and ids. Their messages hold no texts of tasks and no tokens."""
 
 
 class Permissions(NamedTuple):
@@ -28,7 +44,7 @@ class Permissions(NamedTuple):
 
 def login_roles(tables: Tables = BUILT_IN) -> list[str]:
     """Return all names with a separate login."""
-    return [OPERATOR, *tables.role_names, MONITOR]
+    return [OPERATOR, *tables.role_names, MONITOR, OBSERVER]
 
 
 def user_of(run: str, role: str) -> str:
@@ -91,6 +107,8 @@ def _allowed(tables: Tables, role: str, stream: Stream, run: str) -> list[str]:
         calls += [f"$JS.API.STREAM.INFO.{name}"]  # how full it is
     elif role == MONITOR:
         calls += _of_any_client(tables, stream, run)
+    elif role == OBSERVER:
+        calls += _of_observer(stream, run)
     elif _follows(tables, role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
     if role == SUPERVISOR:  # it trims messages that are no longer needed
@@ -113,14 +131,26 @@ def _of_any_client(tables: Tables, stream: Stream, run: str) -> list[str]:
     return calls if _queues(tables, stream) else [f"$JS.API.CONSUMER.CREATE.{name}", *calls]
 
 
+def _of_observer(stream: Stream, run: str) -> list[str]:
+    """The calls that read one topic of a stream, and no other: each through a consumer with that topic as its filter.
+
+    The server refuses a consumer whose filter differs from the one in the subject of the request."""
+    name, observed = stream.full_name(run), [topic for topic in OBSERVED if topic.stream is stream]
+    calls = [f"$JS.API.CONSUMER.CREATE.{name}.*.{topic.pattern(run)}" for topic in observed]
+    verbs = ("CONSUMER.DELETE", "CONSUMER.INFO", "CONSUMER.MSG.NEXT")
+    calls += [f"$JS.API.{verb}.{name}.*" for verb in verbs if observed]
+    return [*calls, f"$JS.API.STREAM.INFO.{name}"] if observed else []
+
+
 def _denied(tables: Tables, role: str, stream: Stream, run: str) -> list[str]:
     """Return the calls that could take work from the queues of a stream that a role reads, or change them."""
     calls = []
-    for queue in _queues(tables, stream) if role == MONITOR or _follows(tables, role, stream) else []:
+    reads = role in (MONITOR, OBSERVER) or _follows(tables, role, stream)
+    for queue in _queues(tables, stream) if reads else []:
         pool = f"{stream.full_name(run)}.{queue.name}"
         verbs = ("CREATE", "DELETE") if queue.role == role else ("CREATE", "DELETE", "MSG.NEXT")
         calls += [f"$JS.API.CONSUMER.{verb}.{pool}" for verb in verbs]
-        if role == MONITOR:
+        if role in (MONITOR, OBSERVER):
             calls += [f"$JS.API.CONSUMER.{call}" for call in (f"CREATE.{pool}.>", f"DURABLE.CREATE.{pool}")]
             calls += [f"$JS.ACK.{pool}.>"]
     return calls

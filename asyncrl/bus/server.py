@@ -15,12 +15,12 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import msgspec
 
 from asyncrl.background import first_of
-from asyncrl.bus.address import BusAddress, own_address
+from asyncrl.bus.address import BusAddress, free_websocket, own_address, port_of
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, of_the_only_run, permissions
 from asyncrl.files import write_private
-from asyncrl.ports import ANY_PORT, Listen, free_port, listen_problem
+from asyncrl.ports import ANY_PORT, LOOPBACK, Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
 from topics.roles import MONITOR
 from topics.table import BUILT_IN, Tables
@@ -65,7 +65,8 @@ def users_of(owner: BusAddress, run: str, folder: Path, tables: Tables) -> Users
     """The logins of the owner and the roles of a run: known ones from the previous start, or new ones."""
     users: Users = [(owner, None)]
     if run:
-        logins = made_logins([run], owner.url, known_logins(folder, tables), tables)
+        made = made_logins([run], owner.url, known_logins(folder, tables), tables)
+        logins = {role: msgspec.structs.replace(login, websocket=owner.websocket) for role, login in made.items()}
         save_logins(logins, folder)
         allowed = {role: permissions(role, [run], tables) for role in logins}
         others = [owner, *(login for role, login in logins.items() if role != MONITOR)]
@@ -80,7 +81,12 @@ def _quoted(path: Path) -> str:
     return f'"{"".join(plain)}"'
 
 
-def _config(listen: Listen, users: Users, store: Path, place: Place | None) -> str:
+def _websocket(url: str) -> str:
+    """The listener for browsers. Pages from files name no origin, so origins are not checked: the login protects."""
+    return f'websocket {{ listen: "{LOOPBACK}:{port_of(url)}", no_tls: true, compression: true }}\n' if url else ""
+
+
+def _config(address: BusAddress, listen: Listen, users: Users, store: Path, place: Place | None) -> str:
     return f"""host: "{listen.host}"
 port: {listen.port}
 max_payload: 8MB
@@ -91,7 +97,7 @@ jetstream {{
   max_file_store: {_MOST}
   max_memory_store: {_MOST}
 }}
-{authorization(users)}{place.config if place is not None else ""}"""
+{_websocket(address.websocket)}{authorization(users)}{place.config if place is not None else ""}"""
 
 
 class EmbeddedServer:
@@ -152,7 +158,10 @@ class EmbeddedServer:
         self._ready = self.refuses_writes = False
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "nats.conf"
-        write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
+        if self.address.websocket:  # another program may have taken its port, which ends no run
+            self.address = msgspec.structs.replace(self.address, websocket=free_websocket(self.address.websocket))
+        text = _config(self.address, self._listen, self._users(), self.directory / "nats", self._place)
+        write_private(config, text.encode())
         self.address.save(self._file)
         self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, apart=True)
         output = self.process.process.stderr
@@ -268,7 +277,8 @@ cluster {{
   routes: {routes}
 }}
 """
-            place = Place(msgspec.structs.replace(self.address, url=url), users, config)
+            own = self.address.websocket.split(",")[number - 1] if self.address.websocket else ""
+            place = Place(msgspec.structs.replace(self.address, url=url, websocket=own), users, config)
             self.nodes.append(EmbeddedServer(directory / f"nats-{number}", listen=self._listen, place=place))
 
     async def start(self, deadline_s: float = 20.0) -> BusAddress:

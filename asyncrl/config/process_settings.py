@@ -43,6 +43,9 @@ class NatsSettings(Settings):
     tls_ca: str = ""  # File with the certificates that sign the server's; empty for those the system trusts.
     tls_cert: str = ""  # Client certificate, where the server asks for one.
     tls_key: str = ""  # Its key.
+    # How browsers reach the server (`asyncrl web`): `on` lets a started server listen for them on loopback, at a free
+    # port; `off` does not; for a server at `url` its websocket URL, such as `wss://nats.example.org:8443`.
+    websocket: Annotated[str, Meta(pattern=r"^(on|off|wss?://[^\s,]+)\Z")] = "on"
     # MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk.
     stream_max_mb: Count = 0
     # How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
@@ -62,6 +65,11 @@ class NatsSettings(Settings):
     disk_max_mb: Count = 0
     # Seconds without an acknowledgement after which an actor gives its work back and exits.
     publish_deadline_s: Seconds = 120.0
+
+    @property
+    def websocket_url(self) -> str:
+        """The websocket of a server at `url`; "" without one."""
+        return self.websocket if self.websocket.startswith("ws") else ""
 
     @property
     def copies(self) -> int:

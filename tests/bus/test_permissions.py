@@ -1,11 +1,13 @@
 """Least permission: what a role may not publish or subscribe to, the server refuses."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -14,7 +16,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.permissions import login_roles, permissions
+from asyncrl.bus.permissions import OBSERVED, login_roles, permissions
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import WRITER, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
@@ -22,8 +24,10 @@ from asyncrl.cli.roles import roles_text
 from harness.stage import DEADLINE_S, until
 from harness.versions import empty_version
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
-from topics.batches import BATCH_PACKED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.prompts import PROMPT_ISSUED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
+from topics.runs import RUN_STATE
 from topics.table import BUILT_IN, QUEUES, TOPICS
 from topics.topic import (
     ACTORS,
@@ -36,10 +40,13 @@ from topics.topic import (
     STREAMS,
     TRAINING,
     TRAJECTORIES,
+    VITALS,
     WEIGHTS,
     Stream,
 )
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.turns import TURN_FINISHED
+from topics.weights import WEIGHTS_OFFERED, WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
 EVERYTHING = ("operator", "monitor", "supervisor")  # subscribe to everything
@@ -121,8 +128,8 @@ def knows(role: str, stream: Stream) -> bool:
     return any(may_read(role, topic) or role in topic.publishers for topic in TOPICS if topic.stream is stream)
 
 
-def test_there_is_a_user_for_every_actor_and_two_for_people():
-    assert set(login_roles()) == {*ACTORS_ON_STAGE, "operator", "monitor"}
+def test_there_is_a_user_for_every_actor_and_three_for_people():
+    assert set(login_roles()) == {*ACTORS_ON_STAGE, "operator", "monitor", "observer"}
     with pytest.raises(ValueError, match="no role is called 'stranger'"):
         permissions("stranger", [RUN])
 
@@ -202,6 +209,50 @@ def calls(stream: Stream) -> dict[str, str]:
     return found
 
 
+def calls_of_an_observer(stream: Stream) -> set[str]:
+    """Calls about consumers of some topics, of those that all roles are asked for."""
+    name, topics = stream.full_name(RUN), [topic for topic in OBSERVED if topic.stream is stream]
+    found = {f"$JS.API.CONSUMER.{verb}.{name}.r1" for verb in ("DELETE", "INFO", "MSG.NEXT") if topics}
+    found |= {f"$JS.API.STREAM.INFO.{name}" for _ in topics[:1]}
+    return found | {f"$JS.API.CONSUMER.CREATE.{name}.r1.{BATCH_TRAINED.subject(RUN)}" for _ in topics[:1]} & (
+        {f"$JS.API.CONSUMER.CREATE.{name}.r1.{topic.pattern(RUN)}" for topic in topics}
+    )
+
+
+async def test_an_observer_reads_states_and_metrics_but_no_texts_and_no_tokens(served: Served):
+    owner, observer = await Bus.connect(served.logins["operator"], RUN), Client()
+    login = served.logins["observer"]
+    await observer.connect(login.url, user=login.user, password=login.password, inbox_prefix=login.inbox)
+
+    async def make_consumer(stream: Stream, subject: str, **filters: object) -> str:
+        """Return the error of the server, or "" """
+        name = stream.full_name(RUN)
+        config = {"name": "mine", "ack_policy": "none", "mem_storage": True, **filters}
+        body = json.dumps({"stream_name": name, "config": config}).encode()
+        try:
+            answer = await observer.request(f"$JS.API.CONSUMER.CREATE.{name}.mine.{subject}", body, timeout=2)
+        except nats.errors.TimeoutError:
+            return "not permitted"
+        return str(json.loads(answer.data).get("error", {}).get("description", ""))
+
+    try:
+        trained, offered = BATCH_TRAINED.subject(RUN), WEIGHTS_OFFERED.pattern(RUN)
+        assert await make_consumer(TRAINING, trained, filter_subject=trained) == ""
+        assert await make_consumer(TRAINING, trained, filter_subject="asyncrl.mine.eval.requested") != ""
+        assert await make_consumer(TRAINING, trained, filter_subjects=["asyncrl.mine.>"]) != ""
+        assert await make_consumer(TRAINING, trained) != ""
+        state = RUN_STATE.subject(RUN)
+        assert await make_consumer(VITALS, state, filter_subject=state) == ""
+        assert await make_consumer(VITALS, state, filter_subject=offered) != ""
+        assert await make_consumer(VITALS, offered, filter_subject=offered) == "not permitted"
+        for topic in (TRAJECTORY_GENERATED, PROMPT_ISSUED, TURN_FINISHED):
+            pattern = topic.pattern(RUN)
+            assert await make_consumer(topic.stream, pattern, filter_subject=pattern) == "not permitted"
+    finally:
+        await observer.close()
+        await owner.close()
+
+
 async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(served: Served):
     for role in set(login_roles()) - {"operator"}:
         listing = {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST"}
@@ -212,12 +263,14 @@ async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(se
             may |= {"erases"} if role == "supervisor" and stream.closed else set()
             may |= {"knows"} if knows(role, stream) else set()
             may |= {"reads"} if reads(role, stream) else set()
-            may |= {"counts"} if role in ("monitor", "supervisor") else set()
+            counts = role in ("monitor", "supervisor") or (role == "observer" and calls_of_an_observer(stream))
+            may |= {"counts"} if counts else set()
             may |= (
                 {"trims"} if role == "supervisor" and stream in (TRAJECTORIES, BLOBS, WEIGHTS, LEDGER_BLOBS) else set()
             )
             asked |= calls(stream).keys()
             allowed |= {subject for subject, who in calls(stream).items() if who in may}
+            allowed |= calls_of_an_observer(stream) if role == "observer" else set()
 
         assert await served.refused(role, publishes=asked) == asked - allowed, role
 

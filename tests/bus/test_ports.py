@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.connection import Bus
@@ -218,3 +219,41 @@ def test_servers_behind_one_proxy_are_told_apart_by_their_names(monkeypatch: pyt
 def test_servers_at_other_addresses_ports_and_paths_are_others():
     urls = ["http://127.0.0.1:80", "http://10.1.2.3:80", "https://10.1.2.3", "http://10.1.2.3/a", "http://a.invalid"]
     assert len({place for url in urls for place in places_of(url)}) == len(urls)
+
+
+async def test_a_server_listens_for_browsers_on_loopback_and_keeps_the_port(tmp_path: Path):
+    async with started(tmp_path, Listen()) as monitor:
+        first = monitor.websocket
+        assert first.startswith("ws://127.0.0.1:")
+        assert await upgraded(first)
+    async with started(tmp_path, Listen()) as monitor:
+        assert monitor.websocket == first
+
+
+async def test_a_server_moves_its_websocket_if_another_program_has_the_port(tmp_path: Path):
+    async with started(tmp_path, Listen()) as monitor:
+        first, url = monitor.websocket, monitor.url
+    with socket.create_server(("127.0.0.1", int(first.rsplit(":", 1)[1]))):
+        async with started(tmp_path, Listen()) as monitor:
+            assert monitor.url == url
+            assert monitor.websocket != first
+            assert await upgraded(monitor.websocket)
+
+
+async def test_each_server_of_a_cluster_listens_for_browsers(tmp_path: Path):
+    async with started(tmp_path, Listen(), SERVERS) as monitor:
+        urls = monitor.websocket.split(",")
+        assert len(urls) == SERVERS
+        assert all([await upgraded(url) for url in urls])
+
+
+async def test_a_server_does_not_listen_for_browsers_if_it_shall_not(tmp_path: Path):
+    async with started(tmp_path, Listen(websocket=False)) as monitor:
+        assert monitor.websocket == ""
+    assert "websocket" not in (tmp_path / "nats.conf").read_text()
+
+
+async def upgraded(url: str) -> bool:
+    """Return whether a server answers as websockets begin."""
+    async with ClientSession() as session, session.ws_connect(url) as connection:
+        return (await connection.receive_bytes(timeout=60)).startswith(b"INFO")
