@@ -22,7 +22,6 @@ class Listen(NamedTuple):
 
     host: str = LOOPBACK  # IP address
     port: int = 0  # of the first of several; 0 for the previous one if it is free, otherwise any free one
-    websocket: bool = True  # listen for browsers, too, on loopback at any free port
 
 
 ANY_PORT = Listen()

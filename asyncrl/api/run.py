@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from asyncrl.api import requests
 from asyncrl.api.blocking import result_of
+from asyncrl.api.report import write_run_report
 from asyncrl.api.rows import Rows, metric_rows
 from asyncrl.api.status import read_history, read_status
 from asyncrl.api.topic_reader import TopicMessages
@@ -134,6 +135,14 @@ class Run:
         """
         _, samples = result_of(read_samples(self._found, WantedSamples(step, version, most=count)))
         return Rows(samples)
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a page with the data of the run, as one HTML file that any browser shows.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        result_of(write_run_report(self._found, Path(path)))
 
     def cost(self, rate: float | None = None) -> Cost:
         """Return GPU hours, tokens and seconds by cause, and what to scale first.

@@ -124,11 +124,12 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         return context
 
 
-def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
+def own_address(file: Path, listen: Listen, servers: int = 1, *, websocket: bool = True) -> BusAddress:
     """Return the owner's address of the servers that a run starts: the previous address if possible.
 
     Args:
         file: the previous address, if any.
+        websocket: whether browsers reach the servers, on loopback at any free ports.
     """
     known = BusAddress.read(file) if file.exists() else None
     if listen.port:
@@ -140,8 +141,7 @@ def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
         ports = [free_port(listen.host) for _ in range(servers)]
     url = ",".join(f"nats://{_reached_at(listen.host)}:{port}" for port in ports)
     password = known.password if known is not None else secrets.token_urlsafe(18)
-    websocket = _own_websocket(known, ports) if listen.websocket else ""
-    return BusAddress(url, "asyncrl", password, websocket=websocket)
+    return BusAddress(url, "asyncrl", password, websocket=_own_websocket(known, ports) if websocket else "")
 
 
 def _own_websocket(known: BusAddress | None, ports: list[int]) -> str:

@@ -113,6 +113,7 @@ class EmbeddedServer:
         listen: Listen = ANY_PORT,
         place: Place | None = None,
         tables: Tables = BUILT_IN,
+        websocket: bool = True,
     ) -> None:
         self.directory = directory
         self._file = directory / "nats.json"
@@ -120,6 +121,7 @@ class EmbeddedServer:
         self._tables = tables
         self._place = place
         self._wanted = listen
+        self._websocket = websocket
         self._set_address()
         self.process: ChildProcess | None = None
         self.refuses_writes = False  # since the disk was full, until it is started again
@@ -129,7 +131,11 @@ class EmbeddedServer:
 
     def _set_address(self) -> None:
         """Choose the address: the configured one, the previous one, or a free port."""
-        own = self._place.address if self._place is not None else own_address(self._file, self._wanted)
+        own = (
+            self._place.address
+            if self._place is not None
+            else own_address(self._file, self._wanted, websocket=self._websocket)
+        )
         self.address = own
         self._listen = self._wanted._replace(port=int(own.url.rsplit(":", 1)[1]))
 
@@ -250,8 +256,16 @@ SERVERS = 3
 class EmbeddedCluster:
     """`nats-server` child processes that know each other; each keeps its port and its store over restarts."""
 
-    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, tables: Tables = BUILT_IN) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run: str = "",
+        listen: Listen = ANY_PORT,
+        tables: Tables = BUILT_IN,
+        websocket: bool = True,
+    ) -> None:
         self.directory = directory
+        self._websocket = websocket
         self._run = run
         self._tables = tables
         self._listen = listen
@@ -261,7 +275,7 @@ class EmbeddedCluster:
     def _place_nodes(self) -> None:
         """Choose where the servers listen, for clients and for each other."""
         directory = self.directory
-        self.address = own_address(directory / "nats.json", self._listen, SERVERS)
+        self.address = own_address(directory / "nats.json", self._listen, SERVERS, websocket=self._websocket)
         users = users_of(self.address, self._run, directory / "credentials", self._tables)
         secret = secrets.token_urlsafe(18)
         urls = self.address.url.split(",")
@@ -309,11 +323,13 @@ cluster {{
 OwnServer: TypeAlias = EmbeddedServer | EmbeddedCluster
 
 
-def own_server(directory: Path, run: str, servers: int, listen: Listen, tables: Tables = BUILT_IN) -> OwnServer:
+def own_server(
+    directory: Path, run: str, servers: int, listen: Listen, tables: Tables = BUILT_IN, websocket: bool = True
+) -> OwnServer:
     """The server or servers that a run starts for itself."""
     if servers > 1:
-        return EmbeddedCluster(directory, run, listen, tables)
-    return EmbeddedServer(directory, run, listen, tables=tables)
+        return EmbeddedCluster(directory, run, listen, tables, websocket)
+    return EmbeddedServer(directory, run, listen, tables=tables, websocket=websocket)
 
 
 def server_left_in(directory: Path) -> OwnServer | None:

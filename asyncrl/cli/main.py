@@ -19,6 +19,8 @@ COMMANDS = {
     "rollout": "sample and grade completions without training, and write them as a Parquet file",
     "top": "watch actors, engines, trajectories, waits, findings and logs in a terminal",
     "status": "show how a run is doing",
+    "web": "show a run in a browser",
+    "report": "write a page with the data of a run, as one HTML file",
     "runs": "list the runs in this folder, or on a NATS server",
     "rm": "remove runs that are over",
     "samples": "print sampled completions with their labels and rewards",

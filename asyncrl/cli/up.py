@@ -21,11 +21,13 @@ from asyncrl.cli.target import add_config, add_settings, given_config
 from asyncrl.config.hints import hints
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config
-from asyncrl.errors import AsyncRLError, LaunchError
+from asyncrl.errors import AsyncRLError, LaunchError, WrongUsage
 from asyncrl.models.get import get_model
 from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.own_code import use_copies
-from asyncrl.run.connect import find_run
+from asyncrl.page.report import write_report
+from asyncrl.page.serve import served_page
+from asyncrl.run.connect import FoundRun, find_run
 from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.first_keys import served_lines
 from asyncrl.run.inputs import Accepted
@@ -37,9 +39,11 @@ from asyncrl.state.published import follow_status
 from asyncrl.state.status import run_status
 from asyncrl.state.summary import summary_panel, summary_text
 from asyncrl.state.watch import read_state
+from topics.roles import MONITOR
 
 T = TypeVar("T")
 _END_S = 10.0  # to read the logs of a run that ended
+_REPORT_S = 60.0  # to read the data of its report
 
 Work: TypeAlias = Callable[[Bus, RunView], Coroutine[Any, Any, None]]
 
@@ -53,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--skip-batch N", int, "with --resume: skip batch N, which cannot be trained")
     add_flag(parser, "--accept-data", "with --resume: continue although data files differ from those it began with")
     add_flag(parser, "--refresh-code", "with --resume: take your current code files, not the run's copies")
+    add_flag(parser, "--web", "serve the page of the run on loopback, and print its URL")
     add_flag(parser, "--detach", "return once the run has started; it continues in the background")
     add_json(parser, "with --detach: at the end the id and directory of the run as one line of JSON")
 
@@ -65,12 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name in [name for name, is_given in (given | {"refresh-code": arguments.refresh_code}).items() if is_given]:
         if not arguments.resume:
             raise LaunchError(f"--{name} is for a run that continues: give --resume RUN, too")
+    if arguments.web and arguments.detach:
+        raise WrongUsage("--web serves the page while this process runs; with --detach, start `asyncrl web` afterwards")
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
     name = launch.config.run
     print("\n".join([f"run {name} in {launch.files.root}", *launch.changes]), flush=True)
     if not arguments.detach:
-        return int(uvloop.run(bring_up(launch)))
+        with contextlib.ExitStack() as pages:
+            return int(uvloop.run(bring_up(launch, lambda: _serve_page(launch, pages) if arguments.web else None)))
     output = launch.files.root / "up.log"
     ready, words = detached(output, lambda on_started: int(uvloop.run(bring_up(launch, on_started))))
     if not ready:
@@ -81,6 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"it continues in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
     return 0
+
+
+def _serve_page(launch: Launch, pages: contextlib.ExitStack) -> None:
+    """Serve the page until the end of the command."""
+    url = pages.enter_context(served_page(FoundRun(launch.config.run, launch.files.root), MONITOR))
+    print(f"page {url}", flush=True)
 
 
 def _new(arguments: argparse.Namespace) -> Launch:
@@ -141,6 +155,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     finally:
         await launch.stop()
     if bus is not None and (figures := launch.files.read_summary()):
+        figures |= {"report": str(launch.files.report)} if launch.files.report.exists() else {}
         console = Terminal()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason or work):
@@ -168,24 +183,39 @@ async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event, w
                 view.status.state = "stopping"
             code = await launch.dismiss()
         await published.close()
-        failure = await _show_end(bus, view)
+        failure = await _show_end(launch, bus, view)
     await bus.close()
     if launch.killed:
         return f"killed by a second interrupt; to continue: asyncrl up --resume {launch.files.root}"
     return launch.failure or failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 
-async def _show_end(bus: Bus, view: RunView) -> str:
+async def _show_end(launch: Launch, bus: Bus, view: RunView) -> str:
     """Show what the supervisor did not publish before it ended, from the logs; returns why the run failed, or nothing.
 
     A server that cannot be asked any more leaves the published state.
     """
+    failure = ""
     with contextlib.suppress(BusError, TimeoutError):
         async with asyncio.timeout(_END_S):
             state = await read_state(bus)
             view.take_end(run_status(state, time.time_ns(), state.take_events()))
-            return state.failure
-    return ""
+            failure = state.failure
+    if launch.config.recorder.report and view.status is not None and not launch.killed:
+        await _report(launch, bus, view)
+    return failure
+
+
+async def _report(launch: Launch, bus: Bus, view: RunView) -> None:
+    """Write `report.html`; a report that cannot be written fails no run."""
+    files = launch.files
+    assert view.status is not None
+    try:
+        async with asyncio.timeout(_REPORT_S):
+            await write_report(files.report, bus, view.status, files.model_path(launch.config.model), files.metrics)
+    except (AsyncRLError, OSError, TimeoutError) as error:
+        reason = f"reading its data took more than {_REPORT_S:.0f} s" if isinstance(error, TimeoutError) else error
+        view.report("warning", f"report.html is not written: {reason}; write it with asyncrl report {files.root.name}")
 
 
 def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:

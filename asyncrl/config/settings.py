@@ -260,6 +260,7 @@ class RecorderSettings(Settings):
     """The recorder: files for people."""
 
     plot: bool = True  # Draw `reward.png` at the end.
+    report: bool = True  # Write `report.html` at the end: a page with the data of the run.
     # Trajectories of each batch, and answers of each evaluation (five at most), whose texts are kept in
     # `samples.jsonl`; 0 for none.
     samples: Count = 4

@@ -291,8 +291,8 @@ class Launch:
             save_logins(logins, self.files.credentials)
         else:
             nats = self.config.nats
-            listen = Listen(nats.host, nats.port, nats.websocket != "off")
-            self._server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables)
+            listen, websocket = Listen(nats.host, nats.port), nats.websocket != "off"
+            self._server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables, websocket)
             self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:

@@ -43,7 +43,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *further,
         *(_of_rl(summary) if summary["steps"] else _before_rl(summary)),
         ("metrics", summary["metrics"]),
-        *((("plot", summary["plot"]),) if "plot" in summary else ()),
+        *((name, summary[name]) for name in ("plot", "report") if name in summary),
         ("model", summary["exported_model"] or "not exported: the run did not finish"),
     ]
 

@@ -26,9 +26,9 @@ from harness.runs import SHORT, command
 
 
 @asynccontextmanager
-async def started(folder: Path, listen: Listen, servers: int = 1) -> AsyncIterator[BusAddress]:
+async def started(folder: Path, listen: Listen, servers: int = 1, **options: bool) -> AsyncIterator[BusAddress]:
     """The servers of a run, and how its monitor reaches them."""
-    server: OwnServer = own_server(folder, "mine", servers, listen)
+    server: OwnServer = own_server(folder, "mine", servers, listen, **options)
     await server.start()
     try:
         yield BusAddress.read(folder / "credentials" / "monitor.json")
@@ -248,7 +248,7 @@ async def test_each_server_of_a_cluster_listens_for_browsers(tmp_path: Path):
 
 
 async def test_a_server_does_not_listen_for_browsers_if_it_shall_not(tmp_path: Path):
-    async with started(tmp_path, Listen(websocket=False)) as monitor:
+    async with started(tmp_path, Listen(), websocket=False) as monitor:
         assert monitor.websocket == ""
     assert "websocket" not in (tmp_path / "nats.conf").read_text()
 
