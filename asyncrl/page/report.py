@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from topics.wire import SEALED, decode
 
 _STEPS = 10_000  # of a longer run every second step is left out, or more
 _EVENTS = 4_000  # newest messages of each other topic
-_TOKENS = 64  # trajectories with their tokens, the newest
+_TOKENS = 64  # trajectories with their tokens: the newest, half of them of evaluations
 _BATCHES = 50
 
 
@@ -151,8 +152,9 @@ def _rows(metrics: Path | None, every: int) -> Iterable[bytes]:
 async def _generated(bus: Bus, entries: Sequence[Entry]) -> list[Entry]:
     """The newest graded trajectories with their tokens, of those that were not trimmed; live traffic is left out."""
     graded = [decode(TrajectoryGraded, one.body) for one in entries if one.topic == TRAJECTORY_GRADED.name]
+    of_stage = ([one for one in graded if (one.stage == "eval") == is_eval] for is_eval in (False, True))
     found: list[Entry] = []
-    for grade in graded[-_TOKENS:]:
+    for grade in chain.from_iterable(grades[-_TOKENS // 2 :] for grades in of_stage):
         record = await read_message(bus, TRAJECTORIES, grade.payload.sequence)
         if record is None or SEALED in record.headers:
             continue

@@ -15,6 +15,7 @@ export class Connection {
     this.store = store;
     this.onState = onState;
     this.reading = new Map(); // by topic
+    this.left = new Map(); // sequence of the newest message of topics that are read no more
     this.refused = new Set(); // topics that the login may not read
   }
 
@@ -63,7 +64,7 @@ export class Connection {
       this.refused.add(name);
       return;
     }
-    const reader = { name, start, last: 0, generation: 0 };
+    const reader = { name, start, last: this.left.get(name) ?? 0, generation: 0 };
     this.reading.set(name, reader);
     this.#start(reader);
   }
@@ -71,7 +72,9 @@ export class Connection {
   leave(name) {
     const reader = this.reading.get(name);
     this.reading.delete(name);
-    if (reader !== undefined) this.#stop(reader);
+    if (reader === undefined) return;
+    this.left.set(name, reader.last);
+    this.#stop(reader);
   }
 
   #stop(reader) {

@@ -7,6 +7,8 @@ import { recordsIn } from "../report.js";
 import { Store } from "../store.js";
 import { named } from "../topics.js";
 
+const TITLES = ["run", "steps", "newest", "largest", "mean of the last 10"];
+
 export class Compare {
   constructor(store) {
     this.store = store;
@@ -20,7 +22,7 @@ export class Compare {
     this.element = h("section", { class: "view compare" },
       h("p", {}, "Choose report.html or metrics.jsonl of other runs. The files stay in this browser."),
       h("div", { class: "bar" }, files, this.picker), this.note, this.box,
-      h("table", {}, h("thead", {}, h("tr", {}, ["run", "steps", "newest", "best", "mean of the last 10"].map((title) => h("th", { scope: "col" }, title)))), this.body));
+      h("div", { class: "numbers" }, h("table", {}, h("thead", {}, h("tr", {}, TITLES.map((title) => h("th", { scope: "col" }, title)))), this.body)));
   }
 
   topics() {

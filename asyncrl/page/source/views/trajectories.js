@@ -45,6 +45,7 @@ export class Trajectories {
   #show() {
     const matches = filterOf(this.filter);
     const rows = [...this.store.trajectories.values()].filter(matches).reverse();
+    if (this.source === null) rows.sort((a, b) => (b.generated !== undefined) - (a.generated !== undefined));
     this.count.textContent = `${rows.length.toLocaleString("en")} of the newest ${this.store.trajectories.size.toLocaleString("en")}`;
     this.table.show(rows);
     const picked = this.store.trajectories.get(this.table.picked);
@@ -122,7 +123,7 @@ function spanOf(versions = []) {
 
 function factsOf(row) {
   return [["reward", number(row.reward)], ["tokens", number(row.tokens)], ["versions", spanOf(row.versions)],
-    ["batch", row.step === undefined ? "not packed yet" : number(row.step)],
+    ["batch", row.stage === "eval" ? "none: an evaluation" : row.step === undefined ? "not packed yet" : number(row.step)],
     ["advantage", row.advantage === undefined ? "–" : number(row.advantage)], ["truncated", row.truncated ? "yes" : "no"]];
 }
 
