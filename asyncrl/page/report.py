@@ -13,9 +13,11 @@ import msgspec
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusRefused
 from asyncrl.bus.key_cache import SecretGone
-from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_message
+from asyncrl.bus.log import Record, last_sequence, read_message, stream_info
 from asyncrl.bus.merged_reader import Part, read_merged
+from asyncrl.bus.provision import NO_STREAM
 from asyncrl.bus.publish import body_of
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.files import write_private
@@ -26,7 +28,7 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.engines import ENGINE_READY, ENGINE_UPDATING
 from topics.evals import EVAL_SCORED
 from topics.runs import RUN_HISTORY, RunStatus
-from topics.topic import TRAJECTORIES, VITALS, Topic
+from topics.topic import TRAJECTORIES, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryGenerated, TrajectoryGraded
 from topics.turns import FEEDBACK_GIVEN, TURN_FINISHED, TURN_JUDGED, TURN_STARTED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
@@ -45,8 +47,7 @@ class _Wanted(NamedTuple):
 
 
 _WANTED = (
-    _Wanted(RUN_HISTORY),
-    _Wanted(BATCH_TRAINED),
+    *(_Wanted(topic) for topic in (RUN_HISTORY, BATCH_TRAINED, VITALS_TAKEN)),
     *(_Wanted(topic, _EVENTS) for topic in (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, EVAL_SCORED, TRAJECTORY_GRADED)),
     *(_Wanted(topic, _EVENTS) for topic in (ENGINE_UPDATING, ENGINE_READY, ACTOR_STARTED, ACTOR_STOPPED)),
     _Wanted(BATCH_PACKED, _BATCHES),
@@ -98,9 +99,7 @@ async def read_report(bus: Bus, status: RunStatus, model: Path | None, metrics: 
     every = max(1, sum(entry.topic == BATCH_TRAINED.name for entry in entries) // _STEPS)
     entries = _thinned(entries, every)
     state = Entry("run.state", "", status.at_s * 1e3, msgspec.json.encode(status), {})
-    vitals = await read_last_of_each(bus, VITALS, [VITALS_TAKEN.pattern(bus.run)])
-    entries += [state, *(_entry(VITALS_TAKEN, record, record.data) for record in vitals)]
-    entries += [Entry("metrics.row", "", 0.0, line, {}) for line in _rows(metrics, every)]
+    entries += [state, *(Entry("metrics.row", "", 0.0, line, {}) for line in _rows(metrics, every))]
     generated = await _generated(bus, entries)
     return Report(bus.run, status.at_s, entries + generated, _pieces(model, generated))
 
@@ -112,11 +111,24 @@ async def _newest(bus: Bus, wanted: _Wanted) -> list[Entry]:
     def take(_topic: Topic[Any], _message: object, record: Record) -> None:
         found.append(_entry(topic, record, b"" if wanted.headers_only else record.data))
 
+    if not await _is_there(bus, topic.stream):
+        return []
     part = Part(topic.stream, subjects=[topic.pattern(bus.run)], headers_only=wanted.headers_only)
     if topic is TRAJECTORY_GRADED or topic is BATCH_PACKED:  # large logs: of others in them there are few
         part = part._replace(after=max(0, await last_sequence(bus, topic.stream) - 4 * wanted.newest))
     await read_merged(bus, [part], take, lambda *_: None)
     return list(found)
+
+
+async def _is_there(bus: Bus, stream: Stream) -> bool:
+    """Return whether the server has a stream: those in memory end with their server, older runs lack some."""
+    try:
+        await stream_info(bus, stream)
+    except BusRefused as error:
+        if error.code != NO_STREAM:
+            raise
+        return False
+    return True
 
 
 def _entry(topic: Topic[Any], record: Record, body: bytes) -> Entry:

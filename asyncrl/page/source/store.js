@@ -96,6 +96,12 @@ const HANDLERS = {
   "run.state"(store, message) {
     store.status = message;
     store.changed.add("status");
+    for (const actor of message.actors ?? []) {
+      if (!(store.actors.get(actor.actor_id)?.ofState ?? true)) continue; // its vital signs are newer
+      const { actor_id, role, pid, vitals: values } = actor;
+      store.actors.set(actor_id, { actor_id, role, pid, values, at_s: message.at_s - (actor.silent_s ?? 0), ofState: true });
+      store.changed.add("actors");
+    }
     const at = store.steps.length - 1;
     if (typeof message.step === "number" && store.steps.get("step", at) === message.step) {
       store.steps.set(at, message.metrics ?? {});
