@@ -205,7 +205,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
         ("rollout.temp", "did you mean rollout.temperature?"),
         ("engine.model", "expected one of kind, "),  # three other tables have one
         ("learner.lrate", "expected one of trainer, "),
-        ("recorder.zzzzzz", "expected one of plot, samples, samples_mb"),
+        ("recorder.zzzzzz", "expected one of plot, report, samples, samples_mb"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_known_one(written, key, meant):
