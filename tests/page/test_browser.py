@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.bus.address import BusAddress
 from asyncrl.bus.publish import pack
 from asyncrl.page.report import write_report
 from asyncrl.page.serve import served_page
@@ -244,11 +243,3 @@ async def test_a_report_shows_the_same_numbers_without_a_server(fed: FedRun, tab
     await tab.press("nav [data-view=timeline]")
     await tab.shows("document.querySelector('canvas').width > 300", "the timeline is drawn")
     assert await tab.run("document.querySelectorAll('img, main script').length") == 0
-
-
-def test_a_login_without_a_websocket_is_named(tmp_path: Path):
-    from asyncrl.page.serve import NoWebsocket, browser_login
-    from asyncrl.run.connect import FoundRun
-
-    with pytest.raises(NoWebsocket, match=r"nats\.websocket"):
-        browser_login(FoundRun(RUN, None, BusAddress("nats://127.0.0.1:1")), "monitor")

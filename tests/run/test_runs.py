@@ -52,6 +52,7 @@ async def test_the_demo_learns_to_write_four_letters_backwards(tmp_path: Path):
     assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 64), (60, 64)]
     assert summary["evaluated_versions_after"].keys() == {"60"}
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert b'id="data">' in (run.root / "report.html").read_bytes()
     assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
     assert run.error == ""
     assert " died" not in run.out
