@@ -5,8 +5,6 @@ The test needs no weights: it is made on a small random model of the same config
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -19,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
+from asyncrl.training.delta_nets import check_kernels, compute_in_torch, find_kernels, has_kernels
 from asyncrl.training.document_model import Arrangement, DocumentModel
 from asyncrl.training.head import decoder_of, read_head
 from asyncrl.training.packing import as_tree, documents_of
@@ -57,7 +56,8 @@ def arrangement_of(config: Any) -> Arrangement:
         config: of transformers.
 
     Raises:
-        ModelError: documents change one another in every arrangement, or transformers cannot compute the model here.
+        ModelError: documents change one another in every arrangement, transformers cannot compute the model here, or
+            flash-linear-attention fails on this GPU.
     """
     text = config.get_text_config()
     return _arrangement(text.model_type, json.dumps(text.to_dict(), sort_keys=True, default=str))
@@ -79,7 +79,12 @@ def _arrangement_on(device: str, kind: str, values: str) -> Arrangement:
     with torch.random.fork_rng(devices=gpus), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
         model, case = _small_model(kind, json.loads(values))
-        return _tested(model, case)
+        found = _tested(model, case)
+        delta_net = next(filter(has_kernels, model.modules()), None)
+    if delta_net is not None and torch.cuda.is_available() and (kernels := find_kernels()) is not None:
+        with torch.random.fork_rng(), torch.device("cuda"):
+            check_kernels(delta_net.to("cuda"), kernels)
+    return found
 
 
 def _tested(model: Any, case: _Case) -> Arrangement:
@@ -196,6 +201,7 @@ def _small_model(kind: str, values: dict[str, Any]) -> tuple[Any, _Case]:
         try:
             config = AutoConfig.for_model(kind, **sizes)
             model = build.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+            compute_in_torch(model)
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
@@ -204,12 +210,6 @@ def _small_model(kind: str, values: dict[str, Any]) -> tuple[Any, _Case]:
             return model, _packed(model)
         except _FAULTS as error:
             fault = error
-    if importlib.util.find_spec("fla") is not None:
-        version = importlib.metadata.version("flash-linear-attention")
-        raise ModelError(
-            f"flash-linear-attention {version} is installed, and fails here on a small model of type {kind} "
-            f"({type(fault).__name__}: {fault}); install a version for this GPU and torch, or uninstall it"
-        ) from fault
     raise ModelError(
         f"transformers cannot compute a small model of type {kind} here ({type(fault).__name__}: {fault}); "
         "asyncrl cannot test whether documents leak, name another model"

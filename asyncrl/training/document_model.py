@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asyncrl.training.attention import DOCUMENTS, Documents
+from asyncrl.training.delta_nets import Kernels, has_kernels, packed_forward
 from asyncrl.training.head import decoder_of
 
 _FULL = 0.75  # least share of the longest document of a padded batch that each other one has
@@ -75,12 +76,19 @@ class DocumentModel:
         own = "sdpa" if model._supports_sdpa else "eager"
         model.set_attn_implementation(DOCUMENTS if arrangement.packs else own)
         self._modules = [one for one in model.modules() if type(one).__name__ in arrangement.apart]
+        self._replaced = list(self._modules)  # modules with another forward pass
         for module in self._modules:
             module.forward = partial(self._once_per_document, module.forward)
 
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Compute gated delta nets on the packed row, on a GPU in 16 bits."""
+        for module in filter(has_kernels, self._modules):
+            module.forward = partial(packed_forward, module, kernels)
+        self._modules = [one for one in self._modules if not has_kernels(one)]
+
     def release(self) -> None:
         """Let all layers see the whole row again."""
-        for module in self._modules:
+        for module in self._replaced:
             del module.forward
 
     def hidden(self, tokens: torch.Tensor, documents: Documents) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch._functorch import config as partitioning
 from asyncrl.data.model_dir import ModelError, expert_count
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.training.attention import Documents
+from asyncrl.training.delta_nets import find_kernels
 from asyncrl.training.disk_names import DiskNames, stored
 from asyncrl.training.document_check import arrangement_of
 from asyncrl.training.document_model import DocumentModel
@@ -188,6 +189,8 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     model.to(how.device)
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     policy.kernels.exact = how.exact_head
+    if how.device.type == "cuda" and how.dtype != torch.float32 and (kernels := find_kernels()) is not None:
+        policy.documents.use_kernels(kernels)
     if how.lora is not None:
         add_adapters(model, how.lora)
     if how.recompute:

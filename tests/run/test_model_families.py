@@ -104,7 +104,7 @@ def chunk_gated_delta_rule(query, key, value, g=None, beta=None, **options):
 """
 
 
-def test_a_wrong_flash_linear_attention_is_one_clear_error(tmp_path):
+def test_a_flash_linear_attention_that_no_cpu_can_run_is_not_used_on_a_cpu(tmp_path):
     rule = tmp_path / "site" / "fla" / "ops" / "gated_delta_rule"
     rule.mkdir(parents=True)
     (rule / "__init__.py").write_text(_FLA)
@@ -123,5 +123,4 @@ def test_a_wrong_flash_linear_attention_is_one_clear_error(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "site"), str(tmp_path / "model")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    assert "flash-linear-attention 0.1.0 is installed, and fails here on a small model" in found.stderr.splitlines()[-1]
-    assert "0 active drivers" in found.stderr.splitlines()[-1]
+    assert not found.returncode, found.stderr
