@@ -227,6 +227,9 @@ class LearnerSettings(Settings):
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; the cheapest ones are computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    # Recompute layers as with `recompute`, and keep their inputs in host memory, for rows of many tokens; needs
+    # `trainer = "torch"`.
+    offload_activations: bool = False
     # Type in which the head multiplies: that of the other products (`dtype`), or float32; needs `trainer = "torch"`.
     head: Literal["dtype", "float32"] = "dtype"
     moments: Literal["float32", "bfloat16"] = "float32"  # Type in which AdamW's moments are kept between updates.

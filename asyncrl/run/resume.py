@@ -44,7 +44,7 @@ _COMPUTED = tuple(
     f"learner.{name}"
     for name in (
         *("trainer", "ranks", "device", "compile", "recompute", "activations", "micro_batch_tokens"),
-        *("offload_idle", "exchange", "elastic_s", "start_s", "share_prefixes"),
+        *("offload_activations", "offload_idle", "exchange", "elastic_s", "start_s", "share_prefixes"),
     )
 )
 """How steps are computed: any trainer, number of ranks and layout continue from a checkpoint of another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from torch._functorch import config as partitioning
 
 from asyncrl.data.model_dir import ModelError, expert_count
 from asyncrl.data.quantisation import read_quantisation
+from asyncrl.training.activation_offload import activations_on_host
 from asyncrl.training.attention import Documents
 from asyncrl.training.delta_nets import find_kernels
 from asyncrl.training.disk_names import DiskNames, stored
@@ -47,6 +48,8 @@ class Policy(nn.Module):
     """Exact weights in addition to the computing ones; None if both are equal, or FSDP2 has them."""
     sharded: Sharded | None = None
     """With several ranks."""
+    offloads = False
+    """Inputs of layers wait for the backward pass in host memory."""
 
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
@@ -137,7 +140,8 @@ class Policy(nn.Module):
         """Last hidden states, [N, H], at some positions; see `forward`."""
         if self._routers:
             self._record_routing(documents)
-        flat = self.documents.hidden(tokens, documents).flatten(0, 1)
+        with activations_on_host(tokens.shape[1]) if self.offloads else nullcontext():
+            flat = self.documents.hidden(tokens, documents).flatten(0, 1)
         flat = flat if self._factor == 1.0 else flat * self._factor
         if documents.seen:  # rows share places, whose gradients are added in float32
             exact = flat.float() if flat.itemsize < 4 else flat
@@ -163,6 +167,7 @@ class Loading:
     `TORCHINDUCTOR_CACHE_DIR`.
     """
     recompute: bool = False  # keep only layer inputs for the backward pass
+    offloads: bool = False  # so, and keep these in host memory
     activations: float = (
         1.0  # share of what compiled layers would keep for it; below 1 logits come in small chunks, too
     )
@@ -188,12 +193,12 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         model = _read_quantised(directory, config, options)
     model.to(how.device)
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
-    policy.kernels.exact = how.exact_head
+    policy.kernels.exact, policy.offloads = how.exact_head, how.offloads
     if how.device.type == "cuda" and how.dtype != torch.float32 and (kernels := find_kernels()) is not None:
         policy.documents.use_kernels(kernels)
     if how.lora is not None:
         add_adapters(model, how.lora)
-    if how.recompute:
+    if how.recompute or how.offloads:
         model.gradient_checkpointing_enable()
     if dist.is_initialized() and dist.get_world_size() > 1:
         policy.sharded = Sharded(policy, decoder_of(policy.model).layers, how.device, how.dtype)

@@ -11,6 +11,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
 from asyncrl.algorithms.losses import LOSSES, loss_of
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
+from asyncrl.training.activation_offload import activations_on_host
 from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
@@ -324,3 +325,24 @@ def test_recomputing_activations_changes_nothing(model, trainer):
     sparing = TorchTrainer(model, TorchSettings(recompute=True))
     sparing.step(rows, policy())
     assert_same_bits(copies(sparing), copies(trainer))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_activations_in_host_memory_change_nothing(model, trainer):
+    rows = policy_rows(np.random.default_rng(8), 9)
+    trainer.step(rows, policy())
+    sparing = TorchTrainer(model, TorchSettings(offload_activations=True))
+    sparing.step(rows, policy())
+    assert_same_bits(copies(sparing), copies(trainer))
+
+
+def test_only_hidden_states_of_the_sequence_move_to_host_memory():
+    hidden, other = (torch.full((1, length, 2), 3.0, requires_grad=True) for length in (7, 8))
+    with activations_on_host(7):
+        total = hidden.square().sum() + other.square().sum()
+    for one in (hidden, other):
+        one.data.zero_()
+    torch.autograd.backward(total)
+
+    assert hidden.grad.eq(6.0).all()  # of the copy
+    assert other.grad.eq(0.0).all()

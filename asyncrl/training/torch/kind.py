@@ -19,7 +19,9 @@ class Torch(TrainerKind):
     capabilities = frozenset(
         {TrainerCapability.MODEL, TrainerCapability.PROCESSES, TrainerCapability.PADS, TrainerCapability.LIVE}
     )
-    settings = frozenset({"share_prefixes", "exchange", "activations", "moments", "lora", "head"})
+    settings = frozenset(
+        {"share_prefixes", "exchange", "activations", "offload_activations", "moments", "lora", "head"}
+    )
 
     def open(self, config: Config, model: Path, base: Path) -> Trainer:
         from asyncrl.training.lora import Lora
@@ -30,6 +32,7 @@ class Torch(TrainerKind):
         own = TorchSettings(
             **common_settings(config, model, base),
             activations=learner.activations,
+            offload_activations=learner.offload_activations,
             exchange=learner.exchange,
             exact_head=learner.head == "float32",
             moments=learner.moments,

@@ -27,6 +27,7 @@ class Learning(NamedTuple):
     moments: int  # bytes of both
     activations: float  # share that layers keep
     recompute: bool  # only the inputs of layers are kept
+    offloads: bool = False  # these are in host memory
     copies: int = 0  # further models of the policy's shape that are not trained
     once: bool = False  # several ranks exchange weights and gradients once a step
 
@@ -49,7 +50,8 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
         tokens=learner.micro_batch_tokens,
         moments=8 if learner.moments == "float32" else 4,
         activations=learner.activations,
-        recompute=learner.recompute,
+        recompute=learner.recompute or learner.offload_activations,
+        offloads=learner.offload_activations,
         copies=int(learner.reference.kl_coef > 0),
         once=learner.exchange == "step",
     )
@@ -85,6 +87,7 @@ def _activations(shape: ModelConfig, learning: Learning) -> int:
     heads = 3 * (shape.heads + shape.kv_heads) * shape.head_dim
     of_layer = 2 * learning.tokens * (4 * shape.hidden + 3 * shape.intermediate + heads)
     if learning.recompute:
-        return 2 * learning.tokens * shape.hidden * shape.layers + of_layer
+        inputs = 2 * learning.tokens * shape.hidden * (1 if learning.offloads else shape.layers)
+        return inputs + of_layer
     kept = _POINTWISE if _POINTWISE <= learning.activations < 1.0 else learning.activations
     return round(kept * of_layer * shape.layers)

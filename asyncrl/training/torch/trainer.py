@@ -44,6 +44,7 @@ class TorchSettings(TrainerSettings):
     """The settings of a `TorchTrainer`."""
 
     activations: float = 1.0  # share of what compiled layers would keep for the backward pass
+    offload_activations: bool = False  # recompute layers, whose inputs are in host memory meanwhile
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
@@ -81,9 +82,8 @@ class TorchTrainer(BaseTrainer):
         own = replace(frozen, lora=lora)
         # torch's own AdamW takes whole masters; on a CPU it is ten times as fast as several passes over halves.
         halves = self.device.type != "cpu" or self.settings.moments != "float32"
-        trained = partial(
-            replace, trained=True, halves=halves, recompute=self.settings.recompute, exchange=self.settings.exchange
-        )
+        passes = {"recompute": self.settings.recompute, "offloads": self.settings.offload_activations}
+        trained = partial(replace, trained=True, halves=halves, exchange=self.settings.exchange, **passes)
         self._policy = load_policy(directory, trained(own))
         read = self._policy.names.of_all(stored(self._policy.model))
         self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS, read)
