@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not there:
         print(
             f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
-            f"wrote one file per role into its folder: set nats.credentials = {str(folder)!r}, and give "
-            f"{folder / 'monitor.json'} to observers"
+            f"wrote one file per role into its folder: set nats.credentials = {str(folder)!r}. People who watch get "
+            f"{folder / 'monitor.json'} (reads everything) or {folder / 'observer.json'} (no texts)"
         )
     elif arguments.rotate:
         print(f"new passwords in {folder}: reload the server; clients logged in with an old one are disconnected")

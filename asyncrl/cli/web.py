@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
-from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
 from asyncrl.cli.target import add_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
@@ -26,12 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with served_page(found, arguments.role, arguments.port) as url:
             print(f"run {found.run}: {url}\nthe URL has the login of the {arguments.role}; Ctrl-C ends", flush=True)
-            read_topics(found, "web", _ended)
+            if found.root is None:  # not every login there may read how the run ends; the page shows the state
+                signal.pause()
+            else:
+                read_topics(found, "web", run_ended)
     except KeyboardInterrupt:
         return 130
     print(f"run {found.run} has ended; its page with all data: asyncrl report {found.run}")
     return 0
-
-
-async def _ended(bus: Bus) -> None:
-    await run_ended(bus)

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import pack, publish
+from asyncrl.bus.publish import WRITER, pack, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.status import run_moment, run_status
@@ -54,9 +55,8 @@ class FedRun:
 
     async def store_raw(self, topic: Topic[Any], body: bytes, key: str = "") -> int:
         self._count += 1
-        return (
-            await self.owner.store(topic.subject(RUN, key), body, {"Nats-Msg-Id": f"{topic.name}-{self._count}"})
-        ).seq
+        headers = {MESSAGE_ID: f"{topic.name}-{self._count}", WRITER: "test"}
+        return (await self.owner.store(topic.subject(RUN, key), body, headers)).seq
 
     async def state(self, **changes: Any) -> RunStatus:
         """Publish a state."""

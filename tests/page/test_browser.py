@@ -1,6 +1,7 @@
 """The page of a run in headless Chromium: what it shows, and what it withstands."""
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -243,3 +244,71 @@ async def test_a_report_shows_the_same_numbers_without_a_server(fed: FedRun, tab
     await tab.press("nav [data-view=timeline]")
     await tab.shows("document.querySelector('canvas').width > 300", "the timeline is drawn")
     assert await tab.run("document.querySelectorAll('img, main script').length") == 0
+
+
+async def test_the_page_fits_a_phone_and_is_used_by_keys(fed: FedRun, tab: Tab, pages: Any):
+    await fed.state(stalls=[StallFound("no credit", "x" * 200, "y" * 200, "z" * 200)])
+    await fed.train(range(1, 50))
+    await fed.trajectory("p000001-0", 200)
+    await fed.vitals(range(1, 30), 1000.0)
+    for width, height, dark in ((390, 800, True), (1280, 860, False)):
+        await tab.size(width, height, dark=dark)
+        await tab.open(pages("monitor"))
+        await shows_step(tab, 5)
+        for key, view in enumerate(("overview", "timeline", "actors", "trajectories", "live", "compare"), 1):
+            await tab.run(f"dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
+            chosen = "document.querySelector('nav [aria-selected=true]').dataset.view"
+            assert await tab.run(chosen) == view
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), f"{view} at {width} px"
+            await tab.shot(f"{view}-{width}")
+        paper = await tab.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", paper))) < 200) == dark
+        await tab.run("dispatchEvent(new KeyboardEvent('keydown', {key: 't'}))")
+        assert await tab.run("getComputedStyle(document.body).backgroundColor") != paper
+        await tab.run("localStorage.clear()")
+
+
+async def test_rows_are_chosen_by_the_arrow_keys_and_tokens_take_colours(fed: FedRun, tab: Tab, pages: Any):
+    await fed.state()
+    for number in range(3):
+        await fed.trajectory(f"p00000{number}-0", 12, reward=number / 2)
+    await tab.open(f"{pages('monitor')}&view=trajectories")
+    await tab.shows("document.querySelectorAll('.rows .row').length === 3", "the list has the trajectories")
+    box = "document.querySelector('.scroll')"
+    for _ in range(2):
+        await tab.run(f"{box}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'ArrowDown'}}))")
+    await tab.shows("document.querySelector('.details h2')?.textContent === 'p000001-0'", "the second one is chosen")
+    await tab.shows("document.querySelectorAll('.tokens span').length === 12", "its tokens are there")
+    kinds = {}
+    for kind in ("version", "logprob", "mask"):
+        await tab.run(f"""(() => {{ const select = document.querySelector('.details select');
+            select.value = '{kind}'; select.dispatchEvent(new Event('change')); }})()""")
+        kinds[kind] = await tab.run("[...document.querySelectorAll('.tokens span')].map((one) => one.className)")
+    assert kinds["version"][:3] == kinds["logprob"][:3] == ["given"] * 3
+    assert kinds["mask"] == ["c0"] * 3 + ["c7"] * 9
+    assert kinds["logprob"][-1] == "c0"
+    assert kinds["version"][-1] == "c7"
+    await tab.run("""(() => { const search = document.querySelector('input[type=search]');
+        search.value = 'reward>0.4 p00'; search.dispatchEvent(new Event('input')); })()""")
+    assert await tab.run("document.querySelectorAll('.rows .row').length") == 2
+
+
+async def test_runs_are_compared_by_their_files(fed: FedRun, tab: Tab, pages: Any, tmp_path: Path):
+    status = await fed.state()
+    await fed.train(range(1, 20))
+    await write_report(tmp_path / "other.html", fed.owner, status, None, None)
+    rows = [{"event": "step", "stage": "rl", "step": step, "reward_mean": step / 10} for step in range(1, 6)]
+    (tmp_path / "third.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "broken.jsonl").write_text(HOSTILE)
+    await tab.open(f"{pages('monitor')}&view=compare")
+    await tab.call("DOM.enable")
+    root = await tab.call("DOM.getDocument")
+    node = await tab.call("DOM.querySelector", nodeId=root["root"]["nodeId"], selector="input[type=file]")
+    files = [str(tmp_path / name) for name in ("other.html", "third.jsonl", "broken.jsonl")]
+    await tab.call("DOM.setFileInputFiles", files=files, nodeId=node["nodeId"])
+    await tab.shows("document.querySelectorAll('.compare tbody tr').length === 3", "three runs are compared")
+    shown = await tab.run("[...document.querySelectorAll('.compare tbody tr')].map((row) => row.textContent)")
+    assert shown[2].startswith("third50.5")
+    await tab.shows(
+        "document.querySelector('.compare [role=status]').textContent.includes('broken.jsonl')", "the fault"
+    )
