@@ -24,6 +24,7 @@ from actors.runtime.cpu_priority import set_nice
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
+from asyncrl.imports import late_certificates
 from asyncrl.ports import LOOPBACK
 from asyncrl.process import DENIED, FATAL
 from asyncrl.telemetry.logs import open_log
@@ -38,7 +39,8 @@ async def run(login: Login) -> int:
     try:
         context = await open_context(login, log)
         set_nice(context.config, login.actor_id)
-        module = module_of(context)
+        with late_certificates():
+            module = module_of(context)
     except (AsyncRLError, OSError) as error:
         log.error("actor did not start", reason=str(error))
         if isinstance(error, BusDenied):
