@@ -9,8 +9,6 @@ import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import psutil
-
 from asyncrl.errors import AsyncRLError
 
 LOOPBACK = "127.0.0.1"
@@ -43,6 +41,8 @@ def is_ip(host: str) -> bool:
 
 
 def _of_this_machine(addresses: set[str]) -> set[str]:
+    import psutil  # actors ask for no addresses, and start sooner without it
+
     own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
     return {one for one in addresses if one in own or is_loopback(one)}
 
