@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -51,6 +51,13 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], ti
         for future, wait in zip(futures, waits, strict=True):
             if future is not wait:
                 future.cancel()
+
+
+async def sleep_unless_failed(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Wait while tasks without an end run; raise what one of them raises."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from asyncrl.background import sleep_unless_failed
 from asyncrl.bus.log import Record
 from asyncrl.config.engine_settings import Capability, kind_of
 from asyncrl.config.load import with_overrides
@@ -187,21 +188,15 @@ async def _alone(client: Sampler, setup: LoopSetup, count: int) -> float:
     tasks = [asyncio.create_task(requests(number)) for number in range(count)]
     try:
         while len(ended) < 2 * count:
-            await _unless_one_fails(tasks, 0.05)
+            await sleep_unless_failed(tasks, 0.05)
         begin = time.monotonic()
-        await _unless_one_fails(tasks, setup.sweep_s)
+        await sleep_unless_failed(tasks, setup.sweep_s)
         end = time.monotonic()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return sum(tokens for at, tokens in ended if at > begin) / (end - begin)
-
-
-async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
 
 
 def _trainer_alone(setup: LoopSetup, model: Path, scratch: Path) -> float:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from asyncrl.background import sleep_unless_failed
 from asyncrl.bus.log import Record
 from asyncrl.config.engine_settings import Capability, kind_of
 from asyncrl.config.settings import Config
@@ -271,12 +272,12 @@ async def _bare(client: EngineClient, key: str, load: Load, length: Window) -> t
         ]
         try:
             while len(ends) < load.concurrent:
-                await _unless_one_fails(clients, _LOOK_S)
+                await sleep_unless_failed(clients, _LOOK_S)
             begin, before = time.monotonic(), await client.load()
             if not length.ends:
-                await _unless_one_fails(clients, length.seconds)
+                await sleep_unless_failed(clients, length.seconds)
             while sum(at > begin for at, _ in ends) < length.ends:
-                await _unless_one_fails(clients, _LOOK_S)
+                await sleep_unless_failed(clients, _LOOK_S)
             end, after = time.monotonic(), await client.load()
         finally:
             for task in clients:
@@ -286,13 +287,6 @@ async def _bare(client: EngineClient, key: str, load: Load, length: Window) -> t
                     await task
     ended = [tokens for at, tokens in ends if begin < at <= end]
     return (sum(ended) + after.tokens - before.tokens) / (end - begin), len(ended)
-
-
-async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait, unless one of the tasks ends; only a fault ends a task."""
-    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
 
 
 async def _trajectories(

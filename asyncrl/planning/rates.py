@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncrl.algorithms.rows import TrainRow
+from asyncrl.background import sleep_unless_failed
 from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config
@@ -136,11 +137,11 @@ async def _sweep(client: Sampler, requests: _Requests, most: int, seconds: float
             asking += [asyncio.create_task(requests.ask(client)) for _ in range(count - len(asking))]
             settled = requests.tokens + _SETTLE * count
             while requests.tokens < settled and time.monotonic() < deadline:
-                await _unless_one_fails(asking, _LOOK_S)
+                await sleep_unless_failed(asking, _LOOK_S)
             if rates and time.monotonic() >= deadline:
                 break
             began, before = time.monotonic(), requests.tokens
-            await _unless_one_fails(asking, _MEASURED * seconds / len(counts))
+            await sleep_unless_failed(asking, _MEASURED * seconds / len(counts))
             rates[count] = (requests.tokens - before) / (time.monotonic() - began)
             if rates[count] < _GAIN * rates.get(count // 2, 0.0):
                 break
@@ -151,12 +152,6 @@ async def _sweep(client: Sampler, requests: _Requests, most: int, seconds: float
     if not any(rates.values()):
         raise PlanError(f"the engine sampled no token in {seconds:.0f} s; give it more time with --seconds")
     return EngineRate(rates, requests.sampled)
-
-
-async def _unless_one_fails(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
 
 
 def trainer_rate(config: Config, files: RunFiles, sampled: Sequence[tuple[int, int]], seconds: float) -> float:
