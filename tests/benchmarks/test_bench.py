@@ -240,6 +240,7 @@ def test_the_megatron_trainer_is_compared_with_a_bare_loop_of_its_modules_and_wi
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors():
     figures = await bench_pipeline(short=True, seconds=2.0)
 

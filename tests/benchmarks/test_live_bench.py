@@ -13,6 +13,7 @@ from benchmarks.talks import Reply, percentile
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 async def test_a_turn_is_compared_with_its_ids_at_the_engine():
     figures = await bench_gateway(turns=6, tokens=8)
 

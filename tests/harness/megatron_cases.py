@@ -87,7 +87,7 @@ CAMPAIGN = list(SOURCES)[12:]
 RECOMPUTED = ("virtual", "both", "tokens", "context-experts", "data-experts", "tokens-experts")
 """With layers that are computed again in the backward pass; in the others they are when a checkpoint goes on."""
 OF_FAMILIES = ("both", "one")
-"""In which every family is taken."""
+"""In which families are taken: every one in the first, and with the campaigns in the other too."""
 OWN = "invented"
 LATENT, OF_LATENT = "deepseek-v3", "context"
 """A family whose keys come from latents, and the case in which its scores are taken with the tokens divided."""
@@ -287,9 +287,9 @@ def quantised(folder, name, case, rank):
     (folder / f"quantised-{name}-{case}-{rank}.jsonl").write_bytes(manifest_of_records(records))
 
 
-def families(folder, case, rank):
+def families(folder, case, rank, *, campaign):
     known.FAMILIES[own_family.FAMILY.architecture] = own_family.FAMILY
-    for name in (*FAMILIES, OWN):
+    for name in (*FAMILIES, OWN) if campaign or case == OF_FAMILIES[0] else (EXPERTS, LATENT):
         found = family(folder, name, case)
         if rank == 0:
             save_file(found, folder / f"{name}-{case}.safetensors")
@@ -370,7 +370,7 @@ def run(rank, folder, *, campaign):
             continue
         with megatron_ranks(folder / f"store-{case}", rank, ranks, deadline_s=1190):
             if case in OF_FAMILIES:
-                families(folder, case, rank)
+                families(folder, case, rank, campaign=campaign)
             if case == OF_LATENT:
                 scores(folder, LATENT, case, rank)
             training(folder, case, layout, rank, ranks)

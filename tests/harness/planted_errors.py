@@ -1,6 +1,7 @@
 """One of two processes that take a step as it is right, and with an error that nothing would report.
 
-`python -m tests.harness.planted_errors RANK FOLDER`: FOLDER has the models; rank 0 prints the norms of the gradients.
+`python -m tests.harness.planted_errors RANK FOLDER [campaign]`: FOLDER has the models; rank 0 prints the norms of the
+gradients. Errors are planted with the campaigns only.
 """
 
 import json
@@ -194,10 +195,10 @@ def refusal(folder, name, checkpoint):
     return ""
 
 
-def run(rank, folder):
+def run(rank, folder, *, campaign):
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     found = {}
-    for error, (name, layout, plant) in ERRORS.items():
+    for error, (name, layout, plant) in ERRORS.items() if campaign else ():
         right = norm(folder, name, layout)
         with plant():
             found[error] = [right, norm(folder, name, layout)]
@@ -216,4 +217,4 @@ def run(rank, folder):
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+    run(int(sys.argv[1]), Path(sys.argv[2]), campaign=sys.argv[3:] == ["campaign"])

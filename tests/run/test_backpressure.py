@@ -193,6 +193,7 @@ async def test_a_stream_that_somebody_fills_stops_nothing_for_ever(tmp_path: Pat
 
 
 @SLOW
+@pytest.mark.nightly
 async def test_a_run_that_is_killed_while_it_trims_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The supervisor dies once at each point between two effects of a trim, then everybody dies."""
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "crash"))

@@ -38,8 +38,8 @@ async def frozen_one(run: Run, name: str) -> int:
 
 @SLOW
 async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
-    frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
-    frozen += ["recorder-1", "supervisor-1", "server"]
+    frozen = [["rollout-1", "reward-1", "recorder-1"], ["prompter-1", "buffer-1"], ["learner-1", "engine-1"]]
+    frozen += [["engine's server"], ["supervisor-1"], ["server"]]
     settings = [
         PACED,
         "learner.steps=100000",
@@ -50,13 +50,13 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     settings += ["eval.prompts=4", "eval.every=50"]
     async with up(tmp_path, *settings) as run:
         await two_steps_more(run, "two steps")
-        for name in frozen:
-            before = await frozen_one(run, name)
-            await run.reaches(
-                lambda name=name, before=before: process_of(run, name) not in (None, before),
-                f"{name} is replaced",
-            )
-            await two_steps_more(run, f"two steps after {name} froze")
+        for names in frozen:
+            for name, before in [(name, await frozen_one(run, name)) for name in names]:
+                await run.reaches(
+                    lambda name=name, before=before: process_of(run, name) not in (None, before),
+                    f"{name} is replaced",
+                )
+            await two_steps_more(run, f"two steps after {', '.join(names)} froze")
         run.interrupt()
         assert await run.ended() == 0, run.story
 

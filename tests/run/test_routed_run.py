@@ -131,6 +131,7 @@ def gaps_of(run: Run, noise: float, routing: str) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_replay_leaves_no_gap_of_a_noisy_router_but_in_steps_in_which_processes_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

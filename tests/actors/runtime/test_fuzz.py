@@ -160,6 +160,7 @@ async def vitals_of(bus: Bus, actor_id: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
     connect: Connect, server: EmbeddedServer, tmp_path: Path
 ):

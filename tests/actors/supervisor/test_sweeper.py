@@ -257,6 +257,7 @@ engine = { kind = "scripted", scripted_tokens = 2 }
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_run_of_big_batches_and_many_snapshots_keeps_few_blobs(tmp_path: Path):
     async with up(tmp_path, config=BIG) as run:
         assert await run.ended() == 0, run.story
