@@ -83,7 +83,7 @@ def _quoted(path: Path) -> str:
 
 def _websocket(url: str) -> str:
     """The listener for browsers. Pages from files name no origin, so origins are not checked: the login protects."""
-    return f'websocket {{ listen: "{LOOPBACK}:{port_of(url)}", no_tls: true, compression: true }}\n' if url else ""
+    return f'websocket {{ listen: "{LOOPBACK}:{port_of(url)}", no_tls: true }}\n' if url else ""
 
 
 def _config(address: BusAddress, listen: Listen, users: Users, store: Path, place: Place | None) -> str:

@@ -40,6 +40,7 @@ from asyncrl.state.status import run_status
 from asyncrl.state.summary import summary_panel, summary_text
 from asyncrl.state.watch import read_state
 from topics.roles import MONITOR
+from topics.runs import RunStatus
 
 T = TypeVar("T")
 _END_S = 10.0  # to read the logs of a run that ended
@@ -195,24 +196,24 @@ async def _show_end(launch: Launch, bus: Bus, view: RunView) -> str:
 
     A server that cannot be asked any more leaves the published state.
     """
-    failure = ""
-    with contextlib.suppress(BusError, TimeoutError):
+    try:
         async with asyncio.timeout(_END_S):
             state = await read_state(bus)
-            view.take_end(run_status(state, time.time_ns(), state.take_events()))
-            failure = state.failure
-    if launch.config.recorder.report and view.status is not None and not launch.killed:
-        await _report(launch, bus, view)
-    return failure
+    except (BusError, TimeoutError):
+        return ""
+    status = run_status(state, time.time_ns(), state.take_events())
+    view.take_end(status)
+    if launch.config.recorder.report and not launch.killed:
+        await _report(launch, bus, view, status)
+    return state.failure
 
 
-async def _report(launch: Launch, bus: Bus, view: RunView) -> None:
+async def _report(launch: Launch, bus: Bus, view: RunView, status: RunStatus) -> None:
     """Write `report.html`; a report that cannot be written fails no run."""
     files = launch.files
-    assert view.status is not None
     try:
         async with asyncio.timeout(_REPORT_S):
-            await write_report(files.report, bus, view.status, files.model_path(launch.config.model), files.metrics)
+            await write_report(files.report, bus, status, files.model_path(launch.config.model), files.metrics)
     except (AsyncRLError, OSError, TimeoutError) as error:
         reason = f"reading its data took more than {_REPORT_S:.0f} s" if isinstance(error, TimeoutError) else error
         view.report("warning", f"report.html is not written: {reason}; write it with asyncrl report {files.root.name}")

@@ -132,7 +132,7 @@ async def test_the_page_continues_after_a_restart_of_the_server(fed: FedRun, tab
     await shows_step(tab, 7)
     await tab.shows(f"{state} === 'live'", "the page is live again")
     await tab.press("nav [data-view=compare]")
-    count = "document.querySelector('.compare tbody td:nth-child(2)').textContent"
+    count = "document.querySelector('.compare .numbers tbody td:nth-child(2)').textContent"
     await tab.shows(f"{count} === '11'", "steps after the restart are there, and none twice")
 
 
@@ -306,8 +306,8 @@ async def test_runs_are_compared_by_their_files(fed: FedRun, tab: Tab, pages: An
     node = await tab.call("DOM.querySelector", nodeId=root["root"]["nodeId"], selector="input[type=file]")
     files = [str(tmp_path / name) for name in ("other.html", "third.jsonl", "broken.jsonl")]
     await tab.call("DOM.setFileInputFiles", files=files, nodeId=node["nodeId"])
-    await tab.shows("document.querySelectorAll('.compare tbody tr').length === 3", "three runs are compared")
-    shown = await tab.run("[...document.querySelectorAll('.compare tbody tr')].map((row) => row.textContent)")
+    await tab.shows("document.querySelectorAll('.compare .numbers tbody tr').length === 3", "three runs are compared")
+    shown = await tab.run("[...document.querySelectorAll('.compare .numbers tbody tr')].map((row) => row.textContent)")
     assert shown[2].startswith("third50.5")
     await tab.shows(
         "document.querySelector('.compare [role=status]').textContent.includes('broken.jsonl')", "the fault"

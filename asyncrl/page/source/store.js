@@ -97,7 +97,7 @@ const HANDLERS = {
     store.status = message;
     store.changed.add("status");
     for (const actor of message.actors ?? []) {
-      if (!(store.actors.get(actor.actor_id)?.ofState ?? true)) continue; // its vital signs are newer
+      if (store.actors.get(actor.actor_id)?.ofState === false) continue; // its vital signs are newer
       const { actor_id, role, pid, vitals: values } = actor;
       store.actors.set(actor_id, { actor_id, role, pid, values, at_s: message.at_s - (actor.silent_s ?? 0), ofState: true });
       store.changed.add("actors");
@@ -125,7 +125,7 @@ const HANDLERS = {
   },
 
   "vitals.taken"(store, message, meta) {
-    store.actors.set(message.actor_id ?? meta.key, message);
+    store.actors.set(message.actor_id ?? meta.key, { ...message, ofState: false });
     store.changed.add("actors");
   },
 
