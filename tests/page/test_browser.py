@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from asyncrl.bus.publish import pack
+from asyncrl.bus.publish import pack, publish
 from asyncrl.page.report import write_report
 from asyncrl.page.serve import served_page
 from harness.browser import NEEDS_CHROMIUM, Tab, browser
@@ -20,6 +21,7 @@ from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.runs import RUN_STATE
 from topics.stalls import StallFound
 from topics.topic import TRAJECTORIES
+from topics.turns import FeedbackGiven, TurnFinished, TurnJudged, TurnStarted
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -312,3 +314,26 @@ async def test_runs_are_compared_by_their_files(fed: FedRun, tab: Tab, pages: An
     await tab.shows(
         "document.querySelector('.compare [role=status]').textContent.includes('broken.jsonl')", "the fault"
     )
+
+
+async def test_live_traffic_is_shown_to_a_monitor_without_texts(fed: FedRun, tab: Tab, pages: Any):
+    await fed.state()
+    tokens = np.arange(5, dtype=np.int32)
+    started = TurnStarted(turn_id="t1", session="s1", tenant="anna", api="chat", tokens=tokens)
+    logprobs, versions = np.zeros(5, np.float32), np.full(5, 4, np.int32)
+    finished = TurnFinished(
+        turn_id="t1", session="s1", finish="stop", tokens=tokens, logprobs=logprobs, versions=versions
+    )
+    judged = TurnJudged(turn_id="t1", reward=0.5, judge="length-1")
+    feedback = FeedbackGiven(feedback_id="f1", turn_id="t1", tenant="anna", score=-1.0)
+    for message in (started, finished, judged, feedback):
+        await publish(fed.owner, message)
+    await tab.open(f"{pages('monitor')}&view=live")
+    cells = "[...document.querySelectorAll('.rows .row span')].map((one) => one.textContent)"
+    await tab.shows(f"{cells}.length === 12 && {cells}[10] === '-1'", "the turn is there, with its feedback")
+    found = await tab.run(cells)
+    assert found[1:7] == ["t1", "s1", "anna", "5", "5", "4"]
+    assert found[8:11] == ["stop", "0.5", "-1"]
+    await tab.open(f"{pages('observer')}&view=live")
+    await tab.shows("document.body.dataset.messages >= 1", "a state is there")
+    assert "no live traffic" in await tab.run("document.querySelector('main').textContent")
