@@ -211,6 +211,7 @@ async def _show_end(launch: Launch, bus: Bus, view: RunView) -> str:
 async def _report(launch: Launch, bus: Bus, view: RunView, status: RunStatus) -> None:
     """Write `report.html`; a report that cannot be written fails no run."""
     files = launch.files
+    files.report.unlink(missing_ok=True)  # of the part before a resumption
     try:
         async with asyncio.timeout(_REPORT_S):
             await write_report(files.report, bus, status, files.model_path(launch.config.model), files.metrics)

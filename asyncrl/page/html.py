@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from html import escape
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -20,7 +21,7 @@ def page_html(websocket: str) -> bytes:
     Args:
         websocket: URLs with commas between.
     """
-    allowed = " ".join(["'self'", *websocket.split(",")])
+    allowed = escape(" ".join(["'self'", *websocket.split(",")]), quote=False).replace('"', "&quot;")
     return _PAGE.read_text(encoding="utf-8").replace(_CONNECT, f"connect-src {allowed}", 1).encode()
 
 

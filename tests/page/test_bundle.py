@@ -60,6 +60,7 @@ def test_the_page_runs_its_own_script_alone_and_connects_to_its_servers_alone():
     assert re.fullmatch(r"'sha256-[^' ]+'", policy["script-src"])
     assert re.fullmatch(r"'sha256-[^' ]+'", policy["style-src"])
     assert policy["connect-src"] == "'self' ws://127.0.0.1:1 ws://127.0.0.1:2"
+    assert 'ws://x"' not in page_html('ws://x"><b>').decode()
     assert _policy(report_html(b"data"))["connect-src"] == "'none'"
 
 
