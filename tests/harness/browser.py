@@ -62,7 +62,7 @@ class Tab:
         await self.run(f"document.querySelector({selector!r}).click()")
 
     async def open(self, url: str) -> None:
-        """Load a URL anew, also one that differs in its fragment alone."""
+        """Load a URL, also one that differs from the current one in its fragment alone."""
         await self.call("Page.enable")
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)

@@ -26,7 +26,8 @@ export class Actors {
       column("silent", "silent", (row) => this.#silent(row), { write: seconds }),
     ];
     this.table = new Table(columns, { key: (row) => row.actor_id, onPick: (row) => this.#detail(row), sortBy: "actor_id", label: "actors" });
-    this.element = h("section", { class: "view split" }, h("div", { class: "main" }, h("div", { class: "bar" }, search, this.count), this.table.element), this.details);
+    const list = h("div", { class: "main" }, h("div", { class: "bar" }, search, this.count), this.table.element);
+    this.element = h("section", { class: "view split" }, list, this.details);
   }
 
   topics() {
@@ -59,10 +60,17 @@ export class Actors {
     const facts = [["process", row.pid], ["host", status?.host ?? "–"], ["restarts", status?.restarts ?? "–"], ["activity", doing(row) || "–"]];
     if (status?.last_error) facts.push(["last error", status.last_error]);
     if (row.denied) facts.push(["refused by the server", row.denied]);
-    const held = (row.held ?? []).map((work) => [work.id, `${seconds(work.held_s)}, ${work.tokens ?? 0} tokens, waits for ${work.waiting?.on ?? "its function"} ${work.waiting?.name ?? ""}`]);
+    const held = (row.held ?? []).map((work) => [work.id, heldText(work)]);
     const values = Object.entries(row.values ?? {}).sort(([a], [b]) => a.localeCompare(b)).map(([name, value]) => [name, number(value)]);
-    this.details.replaceChildren(h("h2", {}, row.actor_id), listOf(facts), ...(held.length ? [h("h3", {}, "Work"), listOf(held)] : []), h("h3", {}, "Vital signs"), listOf(values));
+    const work = held.length ? [h("h3", {}, "Work"), listOf(held)] : [];
+    const signs = values.length ? [h("h3", {}, "Vital signs"), listOf(values)] : [];
+    this.details.replaceChildren(h("h2", {}, row.actor_id), listOf(facts), ...work, ...signs);
   }
+}
+
+function heldText(work) {
+  const cause = `${work.waiting?.on ?? "its function"} ${work.waiting?.name ?? ""}`.trim();
+  return `${seconds(work.held_s)}, ${work.tokens ?? 0} tokens, waits for ${cause}`;
 }
 
 function doing(row) {

@@ -16,7 +16,10 @@ export class Compare {
     this.metric = "reward/mean";
     this.picker = h("span", {});
     this.note = h("p", { class: "dim", role: "status" });
-    const files = h("input", { type: "file", multiple: true, accept: ".html,.jsonl", "aria-label": "files of other runs", change: () => this.#load([...files.files]) });
+    const files = h("input", {
+      type: "file", multiple: true, accept: ".html,.jsonl", "aria-label": "files of other runs",
+      change: () => this.#load([...files.files]),
+    });
     this.box = h("div", {});
     this.body = h("tbody");
     this.element = h("section", { class: "view compare" },
@@ -73,7 +76,8 @@ function rowOf(run, metric) {
   const values = run.steps.values(metric).filter((value) => value !== null);
   const recent = values.slice(-10);
   const mean = recent.reduce((sum, value) => sum + value, 0) / recent.length;
-  const cells = [run.name, number(run.steps.length), number(values.at(-1)), number(values.reduce((most, value) => Math.max(most, value), -Infinity)), number(mean)];
+  const largest = values.reduce((most, value) => Math.max(most, value), -Infinity);
+  const cells = [run.name, ...[run.steps.length, values.at(-1), largest, mean].map(number)];
   return h("tr", {}, cells.map((cell) => h("td", {}, cell)));
 }
 

@@ -7,6 +7,7 @@ const LABEL_PX = 130;
 const TOP_PX = 24;
 const MOST_LANES = 96;
 const COLOURS = { train: "--line-1", wait: "--wait", update: "--line-2", life: "--life", version: "--line-2", checkpoint: "--line-3", evaluation: "--line-4" };
+const LEGEND = { train: "training", wait: "waiting for a batch", update: "update of weights", life: "process lives" };
 const RANGES = [["60", "last minute"], ["600", "last 10 minutes"], ["3600", "last hour"], ["all", "whole run"]];
 
 export class Timeline {
@@ -18,7 +19,7 @@ export class Timeline {
     this.canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": "timeline of the run", keydown: (event) => this.#onKey(event) });
     this.tip = h("div", { class: "tip", hidden: true });
     this.note = h("span", { class: "dim" });
-    const legend = ["train", "wait", "update", "life"].map((kind) => h("span", { class: `key ${kind}` }, { train: "training", wait: "waiting for a batch", update: "update of weights", life: "process lives" }[kind]));
+    const legend = Object.entries(LEGEND).map(([kind, text]) => h("span", { class: `key ${kind}` }, text));
     this.element = h("section", { class: "view timeline" },
       h("div", { class: "bar" }, choice("Range", RANGES, this.range, (value) => { this.range = value; this.window = null; this.#draw(); }), legend, this.note),
       h("div", { class: "lanes" }, this.canvas, this.tip));
