@@ -43,15 +43,18 @@ AXES = (
 )
 
 
+NAMES = {name for axis in AXES for name in axis.names}
+
+
 @cache
 def comparisons() -> list[tuple[Path, str, set[str]]]:
-    """Return each comparison in the code: its file, its text, and the constants in it."""
+    """Return each comparison with the name of a kind: its file, its own text, and the texts in it."""
     return [
-        (path, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}", texts_in(node))
+        (path, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}", texts)
         for package in ("topics", "actors", "asyncrl")
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare)
+        if isinstance(node, ast.Compare) and not NAMES.isdisjoint(texts := texts_in(node))
     ]
 
 
