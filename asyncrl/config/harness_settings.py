@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -77,6 +77,23 @@ class CodexSettings(HarnessSettings, tag="codex"):
     arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
 
 
+class OpencodeSettings(HarnessSettings, tag="opencode"):
+    """OpenCode, as npm installs it (`npm install opencode-ai`)."""
+
+    program: str = "opencode"  # Path of the program.
+    arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
+
+
+class PiSettings(HarnessSettings, tag="pi"):
+    """Pi, as npm installs it (`npm install @mariozechner/pi-coding-agent`). It knows no MCP, so it takes no `tools`."""
+
+    program: str = "pi"  # Path of the program.
+    arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
+
+    def problem(self) -> str:
+        return "pi knows no MCP servers; leave out `tools`, or take another harness" if self.tools else ""
+
+
 class PythonSettings(HarnessSettings, tag="python"):
     """An async function. It names those of `row`, `base_url`, `api_key` and `sandbox` that it takes, and may return the
     final text. It runs in the rollout worker, outside the sandbox.
@@ -90,11 +107,10 @@ class PythonSettings(HarnessSettings, tag="python"):
         return "" if ":" in self.function else f"found function = {self.function!r}; expected path/to/file.py:function"
 
 
-AnyHarness: TypeAlias = ClaudeCodeSettings | CodexSettings | CommandSettings | MiniSettings | PythonSettings
-KINDS: dict[str, type[HarnessSettings]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (ClaudeCodeSettings, CodexSettings, CommandSettings, MiniSettings, PythonSettings)
-}
+AnyHarness: TypeAlias = (
+    ClaudeCodeSettings | CodexSettings | CommandSettings | MiniSettings | OpencodeSettings | PiSettings | PythonSettings
+)
+KINDS: dict[str, type[HarnessSettings]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyHarness)}
 """By the names in configs."""
 
 _PREFIX = "harness:"

@@ -13,6 +13,7 @@ CALLS = (  # of the first tool that a client declares
     ("Bash", '{"command": "echo made by a tool > made.txt && cat made.txt", "description": "writes"}'),
     ("exec_command", '{"cmd": "echo made by a tool > made.txt && cat made.txt"}'),
     ("shell", '{"command": ["bash", "-c", "echo made by a tool > made.txt && cat made.txt"]}'),
+    ("bash", '{"command": "echo made by a tool > made.txt && cat made.txt", "description": "writes"}'),
 )
 
 

@@ -1,6 +1,7 @@
-"""Claude Code and Codex, as npm gives them, make a trajectory inside a sandbox without network.
+"""Claude Code, Codex, OpenCode and Pi, as npm gives them, make a trajectory inside a sandbox without network.
 
-An optional check: `npm i @openai/codex @anthropic-ai/claude-code` in some folder, whose `node_modules/.bin` the
+An optional check: `npm i @openai/codex @anthropic-ai/claude-code opencode-ai @mariozechner/pi-coding-agent` in some
+folder, whose `node_modules/.bin` the
 environment variable ASYNCRL_AGENT_CLIS names.
 """
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.harness_settings import ClaudeCodeSettings, CodexSettings
+from asyncrl.config.harness_settings import ClaudeCodeSettings, CodexSettings, OpencodeSettings, PiSettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(not CLIS, reason="ASYNCRL_AGENT_CLIS names no folder of command-line agents"),
 ]
+KINDS = {"claude": ClaudeCodeSettings, "codex": CodexSettings, "opencode": OpencodeSettings, "pi": PiSettings}
 TESTS = {"made": ["grep", "-qx", SAID, "made.txt"]}
 
 
@@ -44,11 +46,12 @@ class Policy:
         return [*self._tokenizer.encode(reply).tolist(), self._tokenizer.eos_ids[0]]
 
 
-@pytest.mark.parametrize("program", ["claude", "codex"])
+@pytest.mark.parametrize("program", KINDS)
 async def test_a_stock_program_works_on_a_row_and_its_tests_pass(program: str, tmp_path: Path):
     tokenizer = TaskTokenizer.load(model_of_bytes(tmp_path / "model"))
-    kinds = {"claude": ClaudeCodeSettings, "codex": CodexSettings}
-    settings = kinds[program](program=str(Path(CLIS) / program), time_limit_s=300.0)
+    if not (Path(CLIS) / program).exists():
+        pytest.skip(f"{CLIS} has no program {program}")
+    settings = KINDS[program](program=str(Path(CLIS) / program), time_limit_s=300.0)
     sandbox = settings_of("bubblewrap", readable=[str(Path(CLIS).parents[1])], memory_mb=4096, processes=512)
     life = Life(tokenizer, most=2000)
     life.host.written = Policy(tokenizer)

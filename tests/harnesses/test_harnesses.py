@@ -224,6 +224,8 @@ async def test_each_harness_ends_with_its_sandbox_when_its_trajectory_is_cancell
         "command": {"command": [str(program)]},
         "claude-code": {"program": str(program)},
         "codex": {"program": str(program)},
+        "opencode": {"program": str(program)},
+        "pi": {"program": str(program)},
         "python": {"function": "agent.py:run"},
     }
     settings = KINDS[kind](**given.get(kind, {}))
