@@ -51,6 +51,7 @@ COMMANDS = {
     "roles": "print what each role may publish and subscribe to, or make a user for each",
     "check": "list every problem of a config without starting anything",
     "plan": "measure engine and trainer of a config alone, and propose devices, slots and batch",
+    "sandboxes": "serve the sandboxes of this machine to workers elsewhere",
     "model": "fetch a model: a known name, a hub id, a directory or a GGUF file",
     "settings": "print every setting of a config",
     "chaos": "kill and freeze processes of a run, then audit it",

@@ -14,7 +14,7 @@ from msgspec import Meta
 from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import Positive, Seconds, Settings
 
-SANDBOXES = ("bubblewrap", "none")
+SANDBOXES = ("bubblewrap", "daytona", "docker", "e2b", "http", "modal", "none", "podman")
 """The kinds: `KIND` of the module `asyncrl.sandboxes.NAME` describes each."""
 
 
@@ -26,7 +26,8 @@ class SandboxCapability(enum.Enum):
     """A guarantee that some sandboxes give. Core code asks for it, never for the name of a kind."""
 
     PRIVATE_FILES = enum.auto()  # programs see only the workspace, the system's programs, and `sandbox.readable`
-    NO_NETWORK = enum.auto()  # programs reach no network; they reach what the worker serves at `Sandbox.listen`
+    NO_NETWORK = enum.auto()  # programs reach no network
+    REACHES_WORKER = enum.auto()  # programs reach what the worker serves at `Sandbox.listen`
     SHARED_MEMORY_LIMIT = enum.auto()  # `memory_mb` holds for all processes together; without it, for each process
     PROCESS_LIMIT = enum.auto()  # `processes` holds
     CORE_LIMIT = enum.auto()  # `cores` holds; without it, a program can undo it
@@ -37,10 +38,17 @@ class SandboxSettings(Settings):
     """Sandboxes, in which programs work on a task, and their limits."""
 
     # `bubblewrap`: private files and no network; it needs the program `bwrap` (Debian: `apt-get install bubblewrap`).
-    # `none`: a folder of this machine, without isolation.
-    kind: Literal["bubblewrap", "none"] = "bubblewrap"
+    # `none`: a folder of this machine, without isolation. `podman` and `docker`: a container of `image`.
+    # `http`: a sandbox of the server `url` (`asyncrl sandboxes`). `e2b`, `daytona` and `modal`: those services, with
+    # the keys that their SDKs find in the environment of the workers.
+    kind: Literal["bubblewrap", "daytona", "docker", "e2b", "http", "modal", "none", "podman"] = "bubblewrap"
+    # Image of containers, which has a Python of at least 3.9 as `python3`; template of E2B, snapshot of Daytona, image
+    # of a registry for Modal.
+    image: str = ""
+    ttl_s: Seconds = 3600.0  # Seconds after which a service ends a sandbox, also if its worker is gone.
+    url: str = ""  # Address of a server of sandboxes; its key is in the environment variable ASYNCRL_SANDBOX_KEY.
     trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
-    # Files and folders of the host that programs may also read with `bubblewrap`, at the same absolute paths.
+    # Files and folders of the host that programs may also read, at the same absolute paths; not with `none`.
     readable: list[str] = msgspec.field(default_factory=list)
     cores: Positive = 1  # CPU cores that all programs of a sandbox share.
     # Memory of all processes of a sandbox together, or of each one where the worker can make no cgroup.
@@ -58,6 +66,7 @@ class Launch(NamedTuple):
     home: str  # the workspace, as programs see it
     fds: tuple[int, ...] = ()  # which the process inherits; closed here after the start
     shared_mb: int = 0  # memory that files of the workspace take
+    grouped: bool = True  # whether the worker limits it by control groups
 
 
 class SandboxKind:
@@ -78,6 +87,10 @@ class SandboxKind:
     def launch(self, _settings: SandboxSettings) -> Launch:
         """Return how the process of a sandbox starts."""
         raise NotImplementedError
+
+    def end_leftovers(self) -> list[str]:
+        """End what killed workers have left outside of this machine's processes; returns the names."""
+        return []
 
 
 _WEAKER = {

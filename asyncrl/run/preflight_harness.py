@@ -9,7 +9,7 @@ from asyncrl.child_pool.frames import Setup
 from asyncrl.config.finding import Finding
 from asyncrl.config.harness_settings import KINDS, harness_name, harness_settings
 from asyncrl.config.held_out import graded_tasks
-from asyncrl.config.sandbox_settings import sandbox_kind, weaker_limits
+from asyncrl.config.sandbox_settings import SandboxCapability, sandbox_kind, weaker_limits
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import Task
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
@@ -22,6 +22,7 @@ def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
     using = [task for task in graded_tasks(config).values() if harness_name(task.rollout)]
     if not using:
         return
+    capabilities = sandbox_kind(config.sandbox.kind).capabilities()
     for task in using:
         name = harness_name(task.rollout)
         settings = harness_settings(name, config.harnesses)
@@ -30,6 +31,9 @@ def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
             yield Finding(task.keys("rollout"), f"names the harness {name!r}; known are {known}")
         elif problem := settings.problem():
             yield Finding((f"harnesses.{name}", *task.keys("rollout")), problem)
+        elif settings.address == "sandbox" and SandboxCapability.REACHES_WORKER not in capabilities:
+            message = f"programs of sandbox.kind = {config.sandbox.kind} cannot reach the policy; take mini or python"
+            yield Finding((*task.keys("rollout"), "sandbox.kind"), message)
     kind = sandbox_kind(config.sandbox.kind)
     faults = [*kind.checks(config.sandbox)]
     yield from faults

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from asyncrl.config.sandbox_settings import SandboxSettings
+from asyncrl.config.sandbox_settings import SandboxSettings, sandbox_kind
 from asyncrl.sandboxes.control_groups import ControlGroups, group_parents
 from asyncrl.sandboxes.leftovers import is_left
+from asyncrl.sandboxes.remote import sandbox_of
 from asyncrl.sandboxes.sandbox import Sandbox
-from asyncrl.sandboxes.served import ServedSandbox
 
 _looked = False  # for what killed workers left
 
@@ -29,7 +29,8 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
     if not _looked:
         _looked = True
         await end_leftovers()
-    sandbox = ServedSandbox(settings)
+        await asyncio.to_thread(sandbox_kind(settings.kind).end_leftovers)
+    sandbox = sandbox_of(settings)
     await sandbox.start()
     try:
         yield sandbox

@@ -29,7 +29,7 @@ class NoSandbox(SandboxKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         limited = {SandboxCapability.SHARED_MEMORY_LIMIT, SandboxCapability.PROCESS_LIMIT}
-        return frozenset(limited if group_parents() else ())
+        return frozenset({SandboxCapability.REACHES_WORKER, *(limited if group_parents() else ())})
 
     def launch(self, settings: SandboxSettings) -> Launch:
         folder = Path(tempfile.gettempdir()).resolve() / name_of_mine()

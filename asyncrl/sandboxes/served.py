@@ -53,6 +53,7 @@ class ServedSandbox:
         ready = self._asked[b""] = asyncio.get_running_loop().create_future()
         try:
             self._launch(theirs)
+            theirs.close()  # so that the end of the process is seen here
             self._control = ours
             asyncio.get_running_loop().add_reader(ours, self._receive)
             async with asyncio.timeout(_START_S):
@@ -74,10 +75,12 @@ class ServedSandbox:
         try:
             self._home = launch.home
             memory_mb = self._settings.memory_mb + launch.shared_mb
-            self._groups = ControlGroups.make(memory_mb=memory_mb, processes=self._settings.processes)
+            if launch.grouped:
+                self._groups = ControlGroups.make(memory_mb=memory_mb, processes=self._settings.processes)
+            entering = self._groups.entering() if self._groups is not None else []
             with _on_cores(self._settings.cores):
                 self._process = subprocess.Popen(
-                    [*self._groups.entering(), *launch.command],
+                    [*entering, *launch.command],
                     stdin=control.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,

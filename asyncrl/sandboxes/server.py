@@ -19,11 +19,13 @@ import sys
 
 _FD = 4  # bytes of a number of an open file
 _CONTROL, _PACKET = 0, 1 << 16
-_SUBREAPER = 36  # of prctl
+_DUMPABLE, _SUBREAPER = 4, 36  # of prctl
+_LIFELINE = 1  # in a container: a connection to the machine of the worker
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, fetched: bool = False) -> None:
+        self._fetched = fetched  # whether the control socket came by a lifeline
         self._control = _socket.socket(fileno=_CONTROL)
         self._running: dict[int, bytes] = {}  # requests by process
         self._woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -35,12 +37,14 @@ class _Server:
         polled = select.poll()
         polled.register(_CONTROL, select.POLLIN)
         polled.register(self._woken, select.POLLIN)
+        if self._fetched:
+            polled.register(_LIFELINE, select.POLLIN)
         self._control.send(b"ready")
         while True:
             for fd, _ in polled.poll():
                 if fd == self._woken:
                     os.read(self._woken, _PACKET)
-                elif not self._take():
+                elif fd == _LIFELINE or not self._take():
                     return
             self._reap()
 
@@ -189,9 +193,24 @@ def _limit(limits: list[str]) -> None:
 
 def _adopt() -> None:
     """Become the parent of processes whose parent ends, so that they end with this process."""
+    _prctl(_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     import ctypes
 
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _fetch_control(path: str) -> None:
+    """Take the control socket from a named socket, and hide this process from programs of the same user."""
+    _prctl(_DUMPABLE, 0)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.connect(path)
+    _, ancillary, _, _ = connection.recvmsg(16, _socket.CMSG_SPACE(_FD), _socket.MSG_CMSG_CLOEXEC)
+    [(_, _, content)] = ancillary
+    os.dup2(int.from_bytes(content[:_FD], sys.byteorder), _CONTROL)
+    os.dup2(connection.detach(), _LIFELINE)
 
 
 def _end_children() -> None:
@@ -206,13 +225,20 @@ def _end_children() -> None:
 
 
 def _main(workspace: str, *limits: str) -> None:
-    """Serve in a workspace. Outside a process namespace, end all children and remove the workspace at the end."""
+    """Serve in a workspace. Outside a process namespace, end all children and remove the workspace at the end.
+
+    Args:
+        limits: NAME=NUMBER each; in a container also socket=PATH, from which the control socket comes.
+    """
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
     os.chdir(workspace)
-    _limit([*limits])
+    sockets = [word.partition("=")[2] for word in limits if word.startswith("socket=")]
+    for path in sockets:
+        _fetch_control(path)
+    _limit([word for word in limits if not word.startswith("socket=")])
     if os.getpid() == 1:
-        _Server().serve()
+        _Server(fetched=bool(sockets)).serve()
         return
     _adopt()
     try:

@@ -1,0 +1,129 @@
+"""Sandboxes that are containers of an image, through the command line of podman or docker.
+
+The first process of a container is the one of every sandbox of this machine: the image needs a Python of at least 3.9.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from asyncrl.config.finding import Finding
+from asyncrl.config.sandbox_settings import Launch, SandboxCapability, SandboxKind, SandboxSettings
+from asyncrl.sandboxes import container_start, server
+from asyncrl.sandboxes.leftovers import is_left, name_of_mine
+
+_MB = 1_000_000
+_WORKSPACE, _FOLDER = "/workspace", "/run/asyncrl"
+_LABEL = "asyncrl.sandbox"
+_TRIED_S = 60.0
+_VARIABLES = ("HOME", "PATH", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINERS_CONF")
+_ALONE = (
+    *("--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    *("--user", "1000:1000", "--hostname", "sandbox", "--ipc", "private"),
+)
+
+
+class Containers(SandboxKind):
+    """A sandbox in a container."""
+
+    def __init__(self, program: str, *options: str, tmpfs: str = "", weak: tuple[str, str] = ("", "")) -> None:
+        """
+        Args:
+            program: that starts containers.
+            options: of its command `run`.
+            tmpfs: further options of file systems in memory.
+            weak: a template of its command `info`, and the text that it gives where containers have no limits.
+        """
+        self._program, self._options, self._tmpfs, self._weak = program, options, tmpfs, weak
+
+    def checks(self, settings: SandboxSettings) -> Iterator[Finding]:
+        if not settings.image:
+            yield Finding(("sandbox.image",), f'is empty; kind = "{self._program}" needs an image with Python')
+        for path in settings.readable:
+            if not Path(path).is_absolute():
+                message = f'found "{path}", expected absolute paths: programs find the files at the same paths'
+                yield Finding(("sandbox.readable",), message)
+
+    def problem(self, settings: SandboxSettings) -> str:
+        return _fault_of(self._program, settings.image, (*self._options, *_mounts(settings.readable)))
+
+    def capabilities(self) -> frozenset[SandboxCapability]:
+        limits = {SandboxCapability.SHARED_MEMORY_LIMIT, SandboxCapability.PROCESS_LIMIT, SandboxCapability.CORE_LIMIT}
+        return frozenset(SandboxCapability) - (limits if _is_weak(self._program, self._weak) else set())
+
+    def launch(self, settings: SandboxSettings) -> Launch:
+        name = name_of_mine()
+        folder = Path(tempfile.gettempdir()).resolve() / name
+        folder.mkdir()
+        folder.chmod(0o711)  # the user of the container enters it, and lists nothing
+        file = f"{secrets.token_hex(16)}"
+        disk = settings.disk_mb * _MB
+        memory = f"{settings.memory_mb * _MB + 2 * disk}b"
+        mounted = f"rw,exec,nosuid,nodev,mode=1777,size={disk}{self._tmpfs}"
+        limits = [
+            *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(settings.processes + 1)),
+            *("--cpus", str(settings.cores), "--tmpfs", f"{_WORKSPACE}:{mounted}", "--tmpfs", f"/tmp:{mounted}"),
+            *("--name", name, "--label", _LABEL, "--workdir", _WORKSPACE, "--entrypoint", "python3"),
+        ]
+        files = ["-v", f"{folder}:{_FOLDER}", "-v", f"{server.__file__}:/run/asyncrl-server.py:ro"]
+        served = ["-I", "-S", "/run/asyncrl-server.py", _WORKSPACE, f"socket={_FOLDER}/{file}"]
+        served += [f"DATA={settings.memory_mb * _MB}", f"FSIZE={disk}"]
+        run = [self._program, "run", *_ALONE, *self._options, *limits, *files, *_mounts(settings.readable)]
+        starts = [sys.executable, "-I", "-S", container_start.__file__, str(folder / file)]
+        return Launch([*_environment(), *starts, *run, settings.image, *served], _WORKSPACE, grouped=False)
+
+    def end_leftovers(self) -> list[str]:
+        """Remove containers of workers that were killed; returns their names."""
+        listed = _run([self._program, "ps", "--all", "--filter", f"label={_LABEL}", "--format", "{{.Names}}"])
+        names = [name for name in listed.stdout.split() if is_left(name)]
+        if names:
+            _run([self._program, "rm", "--force", *names])
+        return names
+
+
+def _mounts(readable: Sequence[str]) -> list[str]:
+    return [word for path in readable for word in ("-v", f"{path}:{path}:ro")]
+
+
+def _environment() -> list[str]:
+    """Return the words before a command that gives the variables by which the program finds its service."""
+    return ["env", *(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)]
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_TRIED_S)
+
+
+@cache
+def _is_weak(program: str, weak: tuple[str, str]) -> bool:
+    template, text = weak
+    return bool(template) and _run([program, "info", "--format", template]).stdout.strip() == text
+
+
+@cache
+def _fault_of(program: str, image: str, options: Sequence[str]) -> str:
+    """Return why no container of an image starts here; empty if one does."""
+    if shutil.which(program) is None:
+        return f"there is no program `{program}` (Debian and Ubuntu: apt-get install podman; docker.com for Docker)"
+    try:
+        served = _run([program, "version"])
+        if served.returncode:
+            return f"{program} does not work: {_last(served)}"
+        if _run([program, "image", "inspect", image]).returncode:
+            return f'the image "{image}" is not on this machine; run: {program} pull {image}'
+        tried = _run([program, "run", *_ALONE, *options, "--entrypoint", "python3", image, "-I", "-S", "-c", ""])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{program} does not work: {error}"
+    return f"a container of {image} does not start Python: {_last(tried)}" if tried.returncode else ""
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr or done.stdout).strip()[-300:] or f"exit code {done.returncode}"
