@@ -21,7 +21,8 @@ from asyncrl.sandboxes import container_start, server
 from asyncrl.sandboxes.leftovers import is_left, name_of_mine
 
 _MB = 1_000_000
-_WORKSPACE, _FOLDER = "/workspace", "/run/asyncrl"
+# No image has this folder: runc gives a file system in memory the mode and owner of a folder that is there.
+_WORKSPACE, _FOLDER = "/sandbox-workspace", "/run/asyncrl"
 _LABEL = "asyncrl.sandbox"
 _TRIED_S = 60.0
 _VARIABLES = ("HOME", "PATH", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINERS_CONF")
@@ -34,15 +35,14 @@ _ALONE = (
 class Containers(SandboxKind):
     """A sandbox in a container."""
 
-    def __init__(self, program: str, *options: str, tmpfs: str = "", weak: tuple[str, str] = ("", "")) -> None:
+    def __init__(self, program: str, *options: str, weak: tuple[str, str] = ("", "")) -> None:
         """
         Args:
             program: that starts containers.
             options: of its command `run`.
-            tmpfs: further options of file systems in memory.
             weak: a template of its command `info`, and the text that it gives where containers have no limits.
         """
-        self._program, self._options, self._tmpfs, self._weak = program, options, tmpfs, weak
+        self._program, self._options, self._weak = program, options, weak
 
     def checks(self, settings: SandboxSettings) -> Iterator[Finding]:
         if not settings.image:
@@ -67,7 +67,7 @@ class Containers(SandboxKind):
         file = f"{secrets.token_hex(16)}"
         disk = settings.disk_mb * _MB
         memory = f"{settings.memory_mb * _MB + 2 * disk}b"
-        mounted = f"rw,exec,nosuid,nodev,mode=1777,size={disk}{self._tmpfs}"
+        mounted = f"rw,exec,nosuid,nodev,mode=1777,size={disk}"
         limits = [
             *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(settings.processes + 1)),
             *("--cpus", str(settings.cores), "--tmpfs", f"{_WORKSPACE}:{mounted}", "--tmpfs", f"/tmp:{mounted}"),

@@ -7,6 +7,5 @@ from asyncrl.sandboxes.containers import Containers
 KIND = Containers(
     "podman",
     *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--read-only-tmpfs=false"),
-    tmpfs=",notmpcopyup",  # else the mode is that of the folder in the image
     weak=("{{.Host.Security.Rootless}} {{.Host.CgroupsVersion}}", "true v1"),
 )

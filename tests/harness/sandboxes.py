@@ -60,6 +60,7 @@ def skeleton(program: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("usr", "proc", "dev", "sys", "tmp", "run", "etc", "workspace"):
             Path(folder, name).mkdir()
+        Path(folder, "tmp").chmod(0o1777)
         for link in links:
             Path(folder, link.name).symlink_to(os.readlink(link))
         archive = Path(folder, "skeleton.tar")
