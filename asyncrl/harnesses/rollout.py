@@ -57,6 +57,8 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
             attempt = Attempt(row, context, endpoint, sandbox, tools)
             stack.enter_context(context.working(name))
             fault = await _within(harness.run(attempt), endpoint, settings.time_limit_s)
+            if settings.tools:
+                context.outcome(metrics={"tool_calls": tools.calls, "tool_failures": tools.failures})
             if fault and settings.at_failure == "drop":
                 raise HarnessFailed(fault)
             graded = Graded(settings.failure_reward, {}, "") if fault and settings.at_failure == "reward" else None

@@ -22,8 +22,8 @@ def _main(path: str, *command: str) -> int:
         listening.listen(1)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         ended = os.pidfd_open(process.pid)
-        ready, _, _ = select.select([listening, ended], [], [])
-        connection = listening.accept()[0] if listening in ready else None
+        ready, _, _ = select.select([listening.fileno(), ended], [], [])
+        connection = listening.accept()[0] if listening.fileno() in ready else None
     os.unlink(path)
     os.rmdir(os.path.dirname(path))
     if connection is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.sandboxes.http import HEARTBEAT_S, LIMITS, STREAMS
@@ -49,12 +50,12 @@ class SandboxServer:
         return app
 
     @web.middleware
-    async def _checked(self, http: web.Request, handler: Any) -> web.StreamResponse:
-        _, _, given = http.headers.get("Authorization", "").partition(" ")
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        _, _, given = request.headers.get("Authorization", "").partition(" ")
         if self._key and not secrets.compare_digest(given.strip().encode(), self._key.encode()):
             return web.Response(status=401, text="the key is not that of this server")
         try:
-            response: web.StreamResponse = await handler(http)
+            response = await handler(request)
         except FileRefused as error:
             return web.Response(status=409, text=str(error))
         except SandboxError as error:

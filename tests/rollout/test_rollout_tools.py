@@ -177,7 +177,9 @@ async def test_harnesses_give_their_tools_to_the_policy_and_to_programs(tokenize
         made = harness_kind(settings).make(settings, tmp_path)
         function = harness_rollout(made, settings, partial(open_sandbox, sandbox))
         life, _ = await work(tokenizer, added, *replies, function=function)
-        assert life.context.outcome_given().metrics["failed"] == 0.0, life.context.outcome_given().artefacts
+        metrics = life.context.outcome_given().metrics
+        assert metrics["failed"] == 0.0, life.context.outcome_given().artefacts
+        assert (metrics["tool_calls"], metrics["tool_failures"]) == (1.0, 0.0)
         return life.context.completion
 
     command = CommandSettings(command=[sys.executable, "agent"], files={"agent": AGENT}, tools=["sums"])
