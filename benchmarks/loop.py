@@ -250,7 +250,7 @@ def _config(setup: LoopSetup, model: Path, lag: int) -> Config:
         task["rollout"] = f"{module}:rollout"
         engine |= {"arguments": shlex.split(setup.arguments)}
         engine |= {"environment": {"PYTHONPATH": setup.pythonpath}} if setup.pythonpath else {}
-    learner: dict[str, Any] = {"steps": _ENDLESS, "checkpoint_every": _ENDLESS, "advantage": "none"}
+    learner: dict[str, Any] = {"steps": _ENDLESS, "checkpoint_every": _ENDLESS}
     learner |= {"trainer": setup.trainer, "device": setup.device}
     if setup.trainer == "scripted":
         learner |= {
@@ -263,6 +263,7 @@ def _config(setup: LoopSetup, model: Path, lag: int) -> Config:
         f"bench-loop-{lag}",
         model={"path": str(model)},
         task=task,
+        reward={"function": "random"},  # equal rewards have no gradient, and a trainer skips their rows
         rollout={
             "slots": setup.slots if setup.slots == "auto" else int(setup.slots),
             "group_size": setup.group,

@@ -205,8 +205,8 @@ def _add_loop_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, default=4.0, help=words)
     words = "tokens/s of a scripted trainer at speed 1 (default: 75000)"
     parser.add_argument("--train-rate", type=float, default=75_000.0, help=words)
-    words = "seconds of an update of a scripted engine at speed 1 (default: 4)"
-    parser.add_argument("--update-s", type=float, default=4.0, help=words)
+    words = "seconds of an update of a scripted engine at speed 1 (default: 0.4)"
+    parser.add_argument("--update-s", type=float, default=0.4, help=words)
     words = "another setting of the run; repeatable"
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=words)
 
