@@ -334,7 +334,7 @@ async def stopped_after(run: Run, steps: int) -> None:
     assert await run.ended() == 0, run.story
 
 
-@SLOW
+@pytest.mark.nightly
 async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path: Path):
     disk = tmp_path / "runs"
     with small_disk(disk, 1000):

@@ -16,6 +16,7 @@ from harness.pages import ROOT
 from harness.runs import up
 
 RECIPES = ROOT / "recipes"
+LONG = pytest.mark.nightly  # five data sets are opened
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
 SMALL = ("learner.steps=2", "learner.dtype=float32", "buffer.batch_groups=4", "rollout.slots=16", "eval.every=0")
 
@@ -46,7 +47,9 @@ def with_free_port(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "distil", "judge", "online", "two-gpus"])
+@pytest.mark.parametrize(
+    "recipe", ["tools", "lora", "distil", "judge", "online", "two-gpus", pytest.param("reasoning-gym", marks=LONG)]
+)
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
     own = [f"run={recipe}"] + (ON_A_CPU if recipe == "two-gpus" else [f"model.path={talker}"])
     own += [f"gateway.port={free_port()}"] if recipe == "online" else ["eval.prompts=4"]

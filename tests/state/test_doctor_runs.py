@@ -113,6 +113,7 @@ def process_of(run: Run, word: str) -> tuple[int, str]:
 
 
 @SLOW
+@pytest.mark.nightly
 async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path: Path):
     (tmp_path / "switches.py").write_text(SWITCHES)
     functions = ["reward.function=switches.py:reward", "task.rollout=switches.py:rollout"]
