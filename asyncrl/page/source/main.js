@@ -80,16 +80,11 @@ class Page {
   }
 
   /** The texts of tokens, which `asyncrl web` serves next to the page. */
-  async #pieces() {
-    if (this.store.pieces === null && location.protocol.startsWith("http")) {
-      try {
-        const answer = await fetch("pieces.json");
-        if (answer.ok) this.store.pieces = await answer.json();
-      } catch {
-        return null; // their ids are shown
-      }
-    }
-    return this.store.pieces;
+  #pieces() {
+    this.pieces ??= location.protocol.startsWith("http")
+      ? fetch("pieces.json").then((answer) => answer.json()).catch(() => null) // then ids are shown
+      : Promise.resolve(null);
+    return this.pieces;
   }
 
   show(name) {

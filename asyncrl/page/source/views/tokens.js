@@ -27,6 +27,7 @@ export class TokenStrip {
   constructor(segments, { pieces, advantage, colouring }) {
     this.segments = segments;
     this.pieces = pieces;
+    this.texts = new Map(); // shown text of each token
     this.advantage = advantage;
     this.spans = [];
     this.legend = h("p", { class: "legend dim" });
@@ -57,8 +58,13 @@ export class TokenStrip {
   }
 
   #text(token) {
-    const piece = this.pieces?.[token];
-    return piece === undefined ? `${token} ` : visible(piece);
+    let text = this.texts.get(token);
+    if (text === undefined) {
+      const piece = this.pieces?.[token];
+      text = piece === undefined ? `${token} ` : visible(piece);
+      this.texts.set(token, text);
+    }
+    return text;
   }
 
   #value(segment, at, kind) {

@@ -39,6 +39,7 @@ export class Trajectories {
   }
 
   update(changed, force) {
+    if (force) this.source?.pieces(); // a large vocabulary takes seconds
     if (force || changed.has("trajectories")) this.#show();
   }
 
