@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.window < 1 or arguments.tolerance < 0:
         raise WrongUsage("--window is 1 or more steps, and --tolerance 0 or more")
     names = arguments.metric or _METRICS
-    figures, *trusted = [read_figures(_metrics(name), names) for name in (arguments.name, *arguments.trusted)]
+    figures, *trusted = [read_figures(files_of(name).metrics, names) for name in (arguments.name, *arguments.trusted)]
     verdicts = [
         judge(name, figures[name], [other[name] for other in trusted], arguments.window, arguments.tolerance)
         for name in names
@@ -41,12 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(verdict.fault for verdict in verdicts) else 0
 
 
-def _metrics(name: str) -> Path:
-    """Return the metrics of a run; its directory may be a copy, such as one that CI keeps."""
+def files_of(name: str) -> RunFiles:
+    """Return the files of a run with metrics; its directory may be a copy, such as one that CI keeps.
+
+    Raises:
+        WrongUsage: there is none.
+    """
     root = named_directory(name, Path("runs"))
-    if root is None or not (path := RunFiles(root).metrics).exists():
+    if root is None or not RunFiles(root).metrics.exists():
         raise WrongUsage(f"{name}: expected the name or the directory of a run with metrics.jsonl")
-    return path
+    return RunFiles(root)
 
 
 def _table(verdicts: list[Verdict]) -> Table:

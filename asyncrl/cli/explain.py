@@ -22,15 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the messages about it, and print them in order of time."""
-    name = arguments.trajectory
-    if TRAJECTORY_ID.match(name) is None or not is_prompt_id(prompt_of(name)):
-        raise WrongUsage(f"{name!r} is no trajectory; their ids look like p000042-3")
-    found = any_run(arguments)
+    name, found = trajectory_id(arguments), any_run(arguments)
     history, sample = read_topics(found, "explain", lambda bus: _read(bus, found, name))
     print(history_text(history))
     if sample is not None:
         Terminal(highlight=False, soft_wrap=True).print(sample_text(sample))
     return 0
+
+
+def trajectory_id(arguments: argparse.Namespace) -> str:
+    """Return the id that a command is about.
+
+    Raises:
+        WrongUsage: it has another form.
+    """
+    name: str = arguments.trajectory
+    if TRAJECTORY_ID.match(name) is None or not is_prompt_id(prompt_of(name)):
+        raise WrongUsage(f"{name!r} is no trajectory; their ids look like p000042-3")
+    return name
 
 
 def history_text(history: TrajectoryHistory) -> str:

@@ -26,6 +26,7 @@ from asyncrl.state.top_rows import TABLES, Facts
 from asyncrl.state.top_screen import TopScreen
 from asyncrl.telemetry.logs import LogFile
 from topics.actors import VITALS_TAKEN
+from topics.runs import RunStatus
 from topics.topic import VITALS
 
 _REFRESH_S = 1.0
@@ -50,7 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 async def _watch(found: FoundRun, screen: TopScreen) -> None:
     async with connected(found, "top") as bus:
         news = asyncio.Event()
-        listener = await follow_status(bus, lambda status: (setattr(screen.facts, "status", status), news.set())[1])
+
+        def take(status: RunStatus) -> None:
+            screen.facts.status = status
+            news.set()
+
+        listener = await follow_status(bus, take)
         reader = await _follow_vitals(bus, screen.facts)
         logs = _Logs(found)
         try:

@@ -289,6 +289,11 @@ class TaskTokenizer:
         stream = DecodeStream(skip_special_tokens=self._skip_special)
         return lambda token: "" if token in self.eos_ids else stream.step(self._tokenizer, token) or ""
 
+    def texts_of_tokens(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token adds, special tokens as their names; a part of a character adds none."""
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._tokenizer, token) or "" for token in tokens]
+
     def _tokens_of(self, text: str, special: bool = False) -> Int32Array:
         return _array(self._encode(text, special=special).ids)
 

@@ -81,15 +81,28 @@ class SampleReader:
 
     async def read(self, trajectory_id: str, sequence: int) -> Sample | None:
         """The result with this sequence in TRAJECTORIES; None if it was trimmed or cannot be read."""
+        try:
+            generated = await self.result(sequence)
+        except SecretGone as error:
+            return gone_sample(trajectory_id, error)
+        return None if generated is None else self.sample_of(generated)
+
+    async def result(self, sequence: int) -> TrajectoryGenerated | None:
+        """Return the result with this sequence, with its tokens; None if it was trimmed or cannot be read.
+
+        Raises:
+            SecretGone: its data key was erased.
+        """
         record = await read_message(self._bus, TRAJECTORIES, sequence)
         if record is None:
             return None
         try:
-            generated = await read(self._bus, TrajectoryGenerated, record)
+            return await read(self._bus, TrajectoryGenerated, record)
         except (WireError, BlobMissing):
             return None
-        except SecretGone as error:
-            return gone_sample(trajectory_id, error)
+
+    def sample_of(self, generated: TrajectoryGenerated) -> Sample:
+        """Return a result as a sample."""
         rows = generated.rows or [PromptRow("")]
         row = rows[min(generated.member, len(rows) - 1)]  # siblings of live turns have one each
         tokens = sum(count.tokens for count in generated.versions)
@@ -98,7 +111,7 @@ class SampleReader:
             turns = turns[1:]  # the prompt
         outcome = generated.outcome or Outcome()
         return Sample(
-            trajectory_id,
+            generated.trajectory_id,
             outcome.reward,
             self._live_prompt(generated.segments) if generated.task == LIVE_TASK else row.prompt,
             generated.completion,
@@ -115,7 +128,8 @@ class SampleReader:
         )
 
     @cached_property
-    def _tokenizer(self) -> TaskTokenizer | None:
+    def tokenizer(self) -> TaskTokenizer | None:
+        """The tokenizer of the run's model; None on another machine."""
         try:
             return TaskTokenizer.load(self._model) if self._model is not None else None
         except TokenizerError:
@@ -123,20 +137,20 @@ class SampleReader:
 
     def _live_prompt(self, segments: list[Segment]) -> str:
         """The text before the first sampled token: the row of a live turn names the turn, and has none."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return "(the prompt of a live turn is shown where the run's directory is: its tokenizer reads it)"
         observed = [segment.tokens[: int(segment.mask.argmax())] for segment in segments[:1]]
-        return "".join(self._tokenizer.decode_all(tokens.tolist()) for tokens in observed)
+        return "".join(self.tokenizer.decode_all(tokens.tolist()) for tokens in observed)
 
     def _turns(self, segments: list[Segment]) -> list[Turn]:
         """Split segments where sampled tokens begin and end; empty for one prompt with one answer."""
         changes = [np.flatnonzero(np.diff(segment.mask)) + 1 for segment in segments]
-        if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self._tokenizer is None:
+        if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self.tokenizer is None:
             return []
         turns = []
         for segment, at in zip(segments, changes, strict=True):
             for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
-                turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
+                turns.append(Turn(bool(mask.any()), self.tokenizer.decode_all(tokens.tolist())))
         return turns
 
 

@@ -39,6 +39,27 @@ def compare(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
     return code, verdict
 
 
+def test_diff_names_settings_and_metrics_that_differ(make: Make, capsys: pytest.CaptureFixture[str]):
+    make("first", RISING, loss=0.5)
+    make("second", [value + 0.2 for value in RISING[:8]], loss=0.5)
+    second = Path("runs/second/config.json")
+    second.write_text(json.dumps({"run": "second", "learner": {"lr": 0.5}}))
+
+    assert run_command(["diff", "first", "second", "--all", "--window", "2", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"] == [{"setting": "learner.lr", "first": 1e-6, "second": 0.5}]
+    first, second_value = pytest.approx(0.75), pytest.approx(0.95)
+    assert found["metrics"] == [
+        {"metric": "reward/mean", "step": 8, "first": first, "second": second_value},
+        {"metric": "loss", "step": 8, "first": 0.5, "second": 0.5},
+    ]
+    assert run_command(["diff", "first", "second"]) == 0
+    text = capsys.readouterr().out
+    assert "learner.lr" in text and "+33.3%" in text.replace(" ", "")
+    assert run_command(["diff", "first", "absent"]) == 2
+
+
 @pytest.mark.parametrize("field", ["reward/mean", "reward_mean"])
 def test_a_run_inside_the_corridor_passes(make: Make, capsys: pytest.CaptureFixture[str], field: str):
     make("first", RISING)

@@ -1,5 +1,6 @@
 """Samples that people read: from the logs, and once tokens were trimmed from a file of bounded size."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,11 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.samples import sample_text
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.process import python
 from asyncrl.state.samples import Sample, SampleReader, SampleRow, SamplesFile, Turn
+from asyncrl.state.token_text import ColourBy, coloured, legend
 from harness.runs import command
-from harness.stage import Stage, until
+from harness.stage import DEADLINE_S, Stage, until
 from harness.tokenizers import make_model
 from topics.actors import RunOpened
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
@@ -26,7 +29,16 @@ from topics.evals import EvalScored
 from topics.ids import stage_of
 from topics.prompts import LIVE_TASK, PromptIssued, PromptRow
 from topics.topic import TRAJECTORIES
-from topics.trajectories import Reference, Segment, TrajectoryGenerated, VersionCount
+from topics.trajectories import (
+    Answer,
+    ProgressEntry,
+    ProgressStored,
+    Reference,
+    Segment,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+    VersionCount,
+)
 
 BY_KEEPER = {"writer": "test"}
 
@@ -221,3 +233,65 @@ def test_a_full_file_keeps_the_newest_rows_and_some_of_all_times(tmp_path):
     narrow = SamplesFile(tmp_path, 100)  # as after `--resume` with a smaller size
     narrow.append(SampleRow("step", 1002, 1002, []))
     assert [row.step for row in narrow.rows()] == [1002]
+
+
+async def test_show_prints_the_conversation_and_each_token_once_also_while_it_is_sampled(scene: Callable[..., Scene]):
+    run = scene()
+    await run.batch(2, "first try", "2 right<|im_end|>", "second try")
+    code, output = await run.shown("show", "p000200-1", "--by", "mask")
+    assert (code, "question\nsampled:  first try\nobserved: 2 right" in output) == (0, True), output
+    assert output.endswith("sampled  observed\nquestionfirst try2 right<|im_end|>second try\n")
+    code, output = await run.shown("show", "p000300-0")
+    assert code == 1 and "it has no result yet" in output
+
+    await publish(run.bus, TrajectoryProgressed(trajectory_id="p000300-0", log="log-1"))
+    tokens = run.tokenizer.encode("first try")
+
+    def answer(start: int, end: int) -> Answer:
+        part = tokens[start:end]
+        return Answer(
+            "generate",
+            "00",
+            False,
+            tokens=part,
+            logprobs=np.full(len(part), -2.0, np.float32),
+            versions=np.array([3], np.int32),
+            start=start,
+        )
+
+    for entries in ([answer(0, 1)], [answer(0, 1)], [answer(1, len(tokens))]):
+        stored = [ProgressEntry(trajectory_id="p000300-0", offset=0, journal={"0": entry}) for entry in entries]
+        await publish(run.bus, ProgressStored("log-1", stored))
+    words = ("show", str(run.path.parent), "p000300-0", "--follow", "--by", "logprob")
+    pipe = asyncio.subprocess.PIPE
+    following = await asyncio.create_subprocess_exec(*python("-m", "asyncrl.cli.main", *words), stdout=pipe)
+    assert following.stdout is not None
+    try:
+        grown = await asyncio.wait_for(following.stdout.readuntil(b"first try"), DEADLINE_S)
+        await run.generated("p000300", 0, ["question", "first try"])
+        rest = await asyncio.wait_for(following.stdout.read(), DEADLINE_S)
+        assert await following.wait() == 0
+    finally:
+        if following.returncode is None:
+            following.kill()
+            await following.wait()
+    assert grown.decode().endswith("generate: first try")
+    assert rest.decode().count("first try") == 2  # as text, and in colours
+
+
+def test_tokens_are_coloured_by_version_logprob_and_mask():
+    segment = Segment(
+        np.arange(4, dtype=np.int32),
+        np.array([0, 1, 1, 1], np.uint8),
+        np.array([0.0, -0.01, -2.0, -9.0], np.float32),
+        np.array([-1, 5, 5, 6], np.int32),
+    )
+
+    def spans(by: ColourBy) -> list[tuple[str, str]]:
+        text = coloured(segment, ["a", "b", "\x1b", "d"], by)
+        return [(text.plain[span.start : span.end], str(span.style)) for span in text.spans]
+
+    assert [part for part, _ in spans("version")] == ["a", "b\\x1b", "d"]
+    assert [style for _, style in spans("logprob")] == ["dim", "green", "yellow", "bold red"]
+    assert [part for part, _ in spans("mask")] == ["a", "b\\x1bd"]
+    assert legend([segment], "version").plain == "version 5  version 6  observed"
