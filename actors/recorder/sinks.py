@@ -17,7 +17,6 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.directory import RunFiles
 from asyncrl.sinks.feed import SinkFeed
-from asyncrl.sinks.otlp.kind import OtlpSettings
 from asyncrl.sinks.sink import SinkError, SinkRun, SinkSettings
 from topics.topic import Topic
 
@@ -47,7 +46,7 @@ class Sinks:
         if not self._tasks:
             run = sink_run(self._context.config, self._context.files, began_s)
             for name, settings in named(self._context.config.metrics):
-                if isinstance(settings, OtlpSettings):
+                if settings.traces:
                     self._traces.append(TracesTask(self._context, name, settings))
                 else:
                     self._rows.append(_RowsTask(self._context, name, settings, run))

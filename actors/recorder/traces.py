@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,8 @@ from asyncrl.bus.publish import read
 from asyncrl.config.tasks import largest_group
 from asyncrl.errors import UNREADABLE
 from asyncrl.files import write_json
-from asyncrl.sinks.otlp.kind import OtlpSettings
-from asyncrl.sinks.sink import SinkError
+from asyncrl.sinks.sink import SinkError, SinkSettings, Span, TraceSink
+from asyncrl.state.trace import seconds_by_activity, worker_slices
 from asyncrl.tracing import GRADE, SAMPLE, is_sampled, span_id, trace_id
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
@@ -27,11 +27,14 @@ from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.ids import trajectory_name
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, Topic
-from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryDropped
+from topics.trajectories import (
+    TRAJECTORY_DROPPED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    TrajectoryDropped,
+    TrajectoryGeneratedHeaders,
+)
 from topics.wire import WireError
-
-if TYPE_CHECKING:
-    from asyncrl.sinks.otlp.exporter import OtlpExporter, Span
 
 _ENDS: tuple[Topic[Any], ...] = (BATCH_PACKED, EVAL_SCORED, TRAJECTORY_DROPPED, GROUP_DROPPED)
 _ROOT, _WAIT = "trajectory", "wait for batch"
@@ -83,8 +86,6 @@ class Spans:
         return []
 
     async def _of_end(self, end: End, end_ns: int) -> list[Span]:
-        from asyncrl.sinks.otlp.exporter import Span
-
         issued = await read_last(self._bus, PROMPT_ISSUED, end.trajectory_id)
         if issued is None:
             return []  # the group has fewer members
@@ -99,6 +100,10 @@ class Spans:
         for name, begin, until in zip((SAMPLE, GRADE, _WAIT), marks, marks[1:], strict=False):
             if begin and until and until >= begin:
                 spans.append(Span(name, trace, span_id(trace, name), root, begin, until, {}))
+        if generated is not None:
+            worked = seconds_by_activity(TrajectoryGeneratedHeaders.read(generated.headers).spans)
+            for part in worker_slices(worked, issued.time_ns, generated.time_ns):
+                spans.append(Span(part.name, trace, span_id(trace, part.name), span_id(trace, SAMPLE), *part[1:], {}))
         return spans
 
 
@@ -114,11 +119,10 @@ class TracesTask(SinkTask):
     are sent again with the same ids.
     """
 
-    def __init__(self, context: Context, name: str, settings: OtlpSettings) -> None:
+    def __init__(self, context: Context, name: str, settings: SinkSettings) -> None:
         super().__init__(context, name, settings)
-        self._endpoint = settings.endpoint
-        self._share = settings.share
-        self._spans = Spans(context.bus, settings.share, largest_group(context.config))
+        self._share = settings.traced_share
+        self._spans = Spans(context.bus, self._share, largest_group(context.config))
         self._stored = context.files.root / "sinks" / f"{name}.json"
         self._after: dict[str, int] = {}  # sequence up to which messages of a topic were sent
         self._newest: dict[str, int] = {}  # sequence up to which there may be some
@@ -130,9 +134,7 @@ class TracesTask(SinkTask):
             self.news.set()
 
     async def _write(self) -> None:
-        from asyncrl.sinks.otlp.exporter import OtlpExporter
-
-        exporter = OtlpExporter(self._endpoint, self._context.bus.run)
+        exporter = self._settings.trace_sink(self._context.bus.run)
         end = await last_sequence(self._context.bus, BATCHES)
         self._after = {name: at for name, at in _read_position(self._stored).items() if at <= end}
         self._newest = {topic.name: end for topic in _ENDS} if self._share else {}
@@ -146,7 +148,7 @@ class TracesTask(SinkTask):
                 return
             await self._gathered()
 
-    async def _send_new(self, topic: Topic[Any], exporter: OtlpExporter) -> None:
+    async def _send_new(self, topic: Topic[Any], exporter: TraceSink) -> None:
         bus, name, after = self._context.bus, topic.name, self._after.get(topic.name, 0)
         while after < (newest := self._newest.get(name, 0)):
             record = await read_next(bus, BATCHES, topic.pattern(bus.run), after + 1)

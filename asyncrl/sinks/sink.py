@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -74,6 +74,30 @@ class SamplesSink(MetricsSink, Protocol):
         """Take samples, after the rows of metrics that the recorder wrote before them."""
 
 
+class Span(NamedTuple):
+    """A span of a trajectory."""
+
+    name: str
+    trace: bytes  # [16]
+    id: bytes  # [8]
+    parent: bytes  # [8]; empty for the root of a trace
+    begin_ns: int  # Unix time
+    end_ns: int
+    attributes: Mapping[str, str | int | float]
+    error: str = ""  # why it failed
+
+
+class TraceSink(Protocol):
+    """A tool that stores traces of trajectories."""
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Store spans.
+
+        Raises:
+            SinkError: it does not take them now.
+        """
+
+
 class SinkRun(NamedTuple):
     """The run whose rows a sink stores."""
 
@@ -93,6 +117,7 @@ class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag
     """The settings of one kind of sinks, with which they are made. `kind` names the class."""
 
     stores: ClassVar[bool] = True  # False: it shows the newest rows alone
+    traces: ClassVar[bool] = False  # True: it takes traces of trajectories (`trace_sink`), else rows (`sink`)
     package: ClassVar[str] = ""  # that it needs; asyncrl has an extra of the name of the kind with the package
 
     @property
@@ -114,6 +139,10 @@ class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag
 
     def sink(self, run: SinkRun) -> MetricsSink:
         """Make the sink of a run; it opens nothing yet."""
+        raise NotImplementedError
+
+    def trace_sink(self, run: str) -> TraceSink:
+        """Make the sink for traces of a run; it opens nothing yet."""
         raise NotImplementedError
 
 

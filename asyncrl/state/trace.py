@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -170,8 +170,7 @@ class TraceFold(Fold):
     def _on_generated(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         if (marks := self.marks.get(headers.trajectory_id)) is not None:
             marks.generated = record.time_ns
-            spans = [span.split(":") for span in headers.spans.split(",") if span]
-            marks.spans = {activity: float(seconds) for activity, seconds in spans}
+            marks.spans = seconds_by_activity(headers.spans)
 
     def _on_graded(self, headers: GradeHeaders, record: Record) -> None:
         if (marks := self.marks.get(headers.trajectory_id)) is not None:
@@ -191,7 +190,8 @@ class TraceFold(Fold):
             row = next((row for row, free_ns in enumerate(free_at) if free_ns <= marks.issued), len(free_at))
             free_at[row:] = [end, *free_at[row + 1 :]]
             about = {"batch": marks.step} if marks.packed else {}
-            spans = [(name, marks.issued, end, {**about, **marks.spans}), *_of_worker(marks)]
+            worked = worker_slices(marks.spans, marks.issued, marks.generated)
+            spans = [(name, marks.issued, end, {**about, **marks.spans}), *((*one, {}) for one in worked)]
             before = marks.generated if marks.spans else marks.issued
             for part, at in (("sample", marks.generated), ("grade", marks.graded), ("wait for batch", marks.packed)):
                 if at >= before and at and not (part == "sample" and marks.spans):
@@ -203,16 +203,32 @@ class TraceFold(Fold):
         return found
 
 
-def _of_worker(marks: Marks) -> list[tuple[str, int, int, dict[str, Any]]]:
-    """Return a slice of the queue, and one of each activity of the worker: its sum, as activities alternate."""
-    worked = {activity: int(seconds * 1e9) for activity, seconds in marks.spans.items()}
-    at = max(marks.issued, marks.generated - sum(worked.values()))
-    slices: list[tuple[str, int, int, dict[str, Any]]] = []
-    if marks.spans and at > marks.issued:
-        slices.append(("queue", marks.issued, at, {}))
+class Slice(NamedTuple):
+    """A part of a trajectory, nanoseconds of the server's clock."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+def seconds_by_activity(spans: str) -> dict[str, float]:
+    """Return the seconds of a worker from the header of a result, such as `generate:1.25,tool:0.5`."""
+    parts = [span.split(":") for span in spans.split(",") if span]
+    return {activity: float(seconds) for activity, seconds in parts}
+
+
+def worker_slices(spans: dict[str, float], issued_ns: int, generated_ns: int) -> list[Slice]:
+    """Return a slice of the queue, and one of each activity of the worker: its sum, as activities alternate.
+
+    Args:
+        spans: seconds of the worker by activity; empty for a result of an older version.
+    """
+    worked = {activity: int(seconds * 1e9) for activity, seconds in spans.items()}
+    at = max(issued_ns, generated_ns - sum(worked.values()))
+    slices = [Slice("queue", issued_ns, at)] if spans and at > issued_ns else []
     for activity, spent in worked.items():
-        end = min(at + spent, marks.generated)
-        slices.append((activity, at, end, {}))
+        end = min(at + spent, generated_ns)
+        slices.append(Slice(activity, at, end))
         at = end
     return slices
 

@@ -5,29 +5,15 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from asyncrl.sinks.sink import SinkError
+from asyncrl.sinks.sink import SinkError, Span
 
 _LIMIT_S = 10.0  # that a collector may take for one request
-
-
-class Span(NamedTuple):
-    """A span of a trajectory."""
-
-    name: str
-    trace: bytes  # [16]
-    id: bytes  # [8]
-    parent: bytes  # [8]; empty for the root of a trace
-    begin_ns: int  # Unix time
-    end_ns: int
-    attributes: Mapping[str, str | int | float]
-    error: str = ""  # why it failed
 
 
 class OtlpExporter:

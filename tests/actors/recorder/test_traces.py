@@ -21,7 +21,8 @@ from topics.prompts import PromptIssued
 from topics.trajectories import Reference, TrajectoryGraded
 
 KEEPER = {"writer": "test"}
-PARTS = {"trajectory", SAMPLE, GRADE, "wait for batch"}
+WORKER = {"queue", "generate", "tool"}
+PARTS = {"trajectory", SAMPLE, GRADE, "wait for batch", *WORKER}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ async def batch(bus: Bus, step: int, size: int = 4) -> list[str]:
     """Publish all messages of the trajectories of a batch; returns their names."""
     members = []
     for number in range(step * size, (step + 1) * size):
-        result = generated(number)
+        result = msgspec.structs.replace(generated(number), spans="generate:0.00001,tool:0.00001")
         name, prompt = result.trajectory_id, result.prompt_id
         await publish(bus, PromptIssued(prompt, 0, 1), headers=KEEPER)
         sequence = await publish(bus, result)
@@ -71,25 +72,28 @@ async def test_each_trajectory_has_one_trace_although_the_collector_was_down(bus
 
     await until(failed_twice, "the failures are counted")
     async with collecting(port) as collector:
-        await until(lambda: len(collector.spans) >= 4 * len(names) + 1, "the first spans are there")
+        await until(lambda: len(collector.spans) >= len(PARTS) * len(names) + 1, "the first spans are there")
         names += await batch(bus, 2)
-        await until(lambda: len(collector.spans) >= 4 * len(names) + 1, "all spans are there")
+        await until(lambda: len(collector.spans) >= len(PARTS) * len(names) + 1, "all spans are there")
 
         async def recovered() -> bool:
             values = await vitals(bus)
-            return "failing_sink_otlp" not in values and values.get("otlp_spans") == 4 * len(names) + 1
+            return "failing_sink_otlp" not in values and values.get("otlp_spans") == len(PARTS) * len(names) + 1
 
         await until(recovered, "it is no longer reported")
     assert process.returncode is None
     assert collector.services == {"asyncrl"}
-    assert len({span.span_id for span in collector.spans}) == len(collector.spans) == 4 * len(names) + 1
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans) == len(PARTS) * len(names) + 1
     for name in names:
         trace = trace_id(bus.run, name)
         spans = by_name([span for span in collector.spans if span.trace_id == trace])
         root = spans["trajectory"]
         assert spans.keys() == PARTS
         assert not root.parent_span_id
-        assert {spans[part].parent_span_id for part in PARTS - {"trajectory"}} == {root.span_id}
+        assert {spans[part].parent_span_id for part in PARTS - {"trajectory", *WORKER}} == {root.span_id}
+        assert {spans[part].parent_span_id for part in WORKER} == {spans[SAMPLE].span_id}
+        assert spans["queue"].end_time_unix_nano == spans["generate"].start_time_unix_nano
+        assert spans["tool"].end_time_unix_nano == spans[SAMPLE].end_time_unix_nano
         assert spans[SAMPLE].span_id == span_id(trace, SAMPLE)
         ends = [spans[part].end_time_unix_nano for part in (SAMPLE, GRADE, "wait for batch")]
         assert root.start_time_unix_nano < ends[0] < ends[1] < ends[2] == root.end_time_unix_nano
@@ -106,7 +110,7 @@ async def test_a_share_of_trajectories_is_traced(bus: Bus, stage: Callable[..., 
     wanted = {trace_id(bus.run, name) for name in names if is_sampled(trace_id(bus.run, name), 0.25)}
     async with collecting(port) as collector:
         await made.start("recorder")
-        await until(lambda: len(collector.spans) >= 4 * len(wanted), "the spans are there")
+        await until(lambda: len(collector.spans) >= len(PARTS) * len(wanted), "the spans are there")
 
     assert {span.trace_id for span in collector.spans} == wanted
     assert 1 <= len(wanted) < len(names)
