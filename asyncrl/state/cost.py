@@ -25,6 +25,7 @@ from topics.trajectories import TrajectoryDropped
 from topics.wire import Headers, Message
 
 _HOUR_NS = 3_600e9
+_OF_STEPS = {"fetch_s": "fetching tokens", "publish_s": "copying weights", "save_s": "copying checkpoints"}
 _WASTE = 0.2  # share of the sampled tokens above which the largest cause of waste comes first
 _WAITS, _BUSY = 0.3, 0.1  # shares of waiting: above, the learner starves; below, the learner limits the run
 
@@ -54,7 +55,8 @@ class CostFold(Fold):
         self.role_ns: dict[str, int] = {}  # of all processes of a role, or of one engine
         self.learner_ns = 0  # with at least one learner
         self.tokens: dict[str, int] = {"trained": 0}
-        self.train_s = self.wait_s = self.update_s = 0.0
+        self.train_s = self.wait_s = self.update_s = self.pause_s = 0.0
+        self.step_s = dict.fromkeys(_OF_STEPS, 0.0)  # by figure of `batch.trained`
         self.rl_ns: list[int] = []  # first and last step of this part of the run
         self.rl_s = 0.0  # between the first and the last step, without stops
         self._training_ns = 0  # when the first of the living learners started; standbys take no GPU
@@ -108,6 +110,8 @@ class CostFold(Fold):
             return
         self.train_s += message.metrics.get("train_s", 0.0)
         self.wait_s += message.metrics.get("wait_s", 0.0)
+        for figure in _OF_STEPS:
+            self.step_s[figure] += message.metrics.get(figure, 0.0)
         trained = sum(message.lags.values())
         self._count("trained", trained)
         self._count("stale", message.masked)
@@ -136,6 +140,7 @@ class CostFold(Fold):
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         if since_ns := self._updating.pop(message.engine_id, 0):
             self.update_s += (record.time_ns - since_ns) / 1e9
+            self.pause_s += message.pause_s
 
     # -- what follows from it
 
@@ -158,7 +163,7 @@ class CostFold(Fold):
         price = None if rate is None else rate * sum(gpus.values())
         trained = self.tokens["trained"]
         engine_s = hours.get("engine", 0.0) * 3600
-        other_s = max(0.0, self.rl_s - self.train_s - self.wait_s)
+        other_s = max(0.0, self.rl_s - self.train_s - self.wait_s - sum(self.step_s.values()))
         return Cost(
             run=run,
             wall_h=round(self.wall_ns / _HOUR_NS, 4),
@@ -168,10 +173,12 @@ class CostFold(Fold):
             learner_s={
                 "training": round(self.train_s, 1),
                 "waiting for batches": round(self.wait_s, 1),
-                "publishing, saving and stops of the learner": round(other_s, 1),
+                **{cause: round(self.step_s[figure], 1) for figure, cause in _OF_STEPS.items()},
+                "other work and stops of the learner": round(other_s, 1),
             },
             engine_s={
-                "updating weights": round(self.update_s, 1),
+                "paused by updates of weights": round(self.pause_s, 1),
+                "updating weights, while requests run": round(max(0.0, self.update_s - self.pause_s), 1),
                 "serving or idle": round(max(0.0, engine_s - self.update_s), 1),
             },
             price=None if price is None else round(price, 2),

@@ -16,7 +16,7 @@ ON_GPUS = {
 
 
 def trained(step: int, *, wait_s: float, train_s: float) -> BatchTrained:
-    metrics = {"train_s": train_s, "wait_s": wait_s}
+    metrics = {"train_s": train_s, "wait_s": wait_s, "fetch_s": 2.0, "publish_s": 1.0}
     return BatchTrained(step, 0, "rl", metrics, {0: 600, 1: 200}, 100, [0.5, 0.1], 8, step)
 
 
@@ -27,7 +27,7 @@ def fed(*, wait_s: float = 30.0, train_s: float = 60.0) -> Feed:
     for actor_id in ("learner-1", "learner-2", "engine-1", "rollout-1"):
         feed.publish(ActorStarted(actor_id.rsplit("-", 1)[0], actor_id, "here", 1), at_s=1.0)
     feed.publish(EngineUpdating("engine-1", 0, 1), at_s=50.0)
-    feed.publish(EngineReady("engine-1", "http://here:1", 0, 1, "made", 16), at_s=60.0)
+    feed.publish(EngineReady("engine-1", "http://here:1", 0, 1, "made", 16, pause_s=4.0), at_s=60.0)
     feed.publish(BatchPacked(1, "rl", [], 0, figures={"discarded_tokens": 50.0}), at_s=80.0)
     feed.publish(trained(1, wait_s=wait_s, train_s=train_s), at_s=101.0)
     feed.publish(GroupDropped("p000007", "lag", 8, 50), at_s=102.0)
@@ -46,8 +46,9 @@ def test_gpu_hours_tokens_and_seconds_are_those_of_the_logs():
     assert cost.gpu_h == {"learner": 4.0, "engine": 4.0}  # 2 GPUs for 2 h, 4 GPUs for 1 h; the standby takes none
     assert cost.process_h == {"learner": 4.0, "engine": 1.0, "rollout": 2.0}
     assert cost.tokens == {"trained": 1600, "stale": 200, "discarded": 50, "dropped: lag": 50}
-    assert list(cost.learner_s.values()) == [120.0, 60.0, 20.0]  # from 90 s before the first step to the second
-    assert cost.engine_s == {"updating weights": 10.0, "serving or idle": 3590.0}
+    # From 90 s before the first step to the second.
+    assert list(cost.learner_s.values()) == [120.0, 60.0, 4.0, 2.0, 0.0, 14.0]
+    assert list(cost.engine_s.values()) == [4.0, 6.0, 3590.0]
     assert cost.price == 24.0
     assert cost.price_per_million_trained_tokens == 15_000.0
     assert "8.00 h (engine 4.00, learner 4.00)" in cost_text(cost)
