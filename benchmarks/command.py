@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("cost", "sinks"):
         parsers[name].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
+    parsers["sinks"].add_argument(
+        "--kinds", nargs="+", default=[], metavar="KIND", help="kinds of sinks (default: all installed ones)"
+    )
     parsers["cost"].add_argument("--tokens", type=int, default=8000, help="tokens of a trajectory (default: 8000)")
     parsers["recovery"].add_argument(
         "--messages",

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from actors.recorder.sinks import named
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import decode_body
 from asyncrl.config.settings import Config, RolloutSettings
 from asyncrl.ports import free_port
 from asyncrl.sinks.kinds import KINDS
 from asyncrl.training.init_model import create_configured
 from benchmarks.cost import cost_config, cpu_us_per_trajectory
 from benchmarks.stage import Stage, report
+from topics.actors import VITALS_TAKEN, Vitals
 from topics.batches import BATCH_TRAINED
-from topics.topic import TRAINING
+from topics.topic import TRAINING, VITALS
 
 _TOKENS = 4096  # of an answer; 256 slots sample them, each in about 8 s
 _DEADLINE_S = 120.0
@@ -44,15 +48,15 @@ _T_975 = {
 _SCRAPES = 20
 
 
-def installed_sinks(folder: Path, collector: str) -> list[dict[str, Any]]:
-    """Return a table of each kind of sinks whose package is installed."""
+def installed_sinks(folder: Path, collector: str, kinds: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return a table of each kind of sinks whose package is installed, or of those of the given kinds."""
     own: dict[str, dict[str, Any]] = {
         "file": {"directory": str(folder)},
         "prometheus": {"port": free_port()},
         "otlp": {"endpoint": collector},
     }
-    kinds = [name for name, kind in KINDS.items() if not kind().problem()]
-    return [{"kind": name, **own.get(name, {})} for name in kinds]
+    installed = [name for name, kind in KINDS.items() if not kind().problem() and (not kinds or name in kinds)]
+    return [{"kind": name, **own.get(name, {})} for name in installed]
 
 
 def sinks_config(model: Path, sinks: list[dict[str, Any]]) -> Config:
@@ -61,14 +65,16 @@ def sinks_config(model: Path, sinks: list[dict[str, Any]]) -> Config:
     return msgspec.convert(msgspec.to_builtins(config) | {"run": "bench-sinks", "metrics": sinks}, Config)
 
 
-async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
+async def bench_sinks(*, pairs: int, seconds: float, kinds: Sequence[str] = ()) -> dict[str, float]:
     """Measure pairs of runs side by side, one with all installed sinks and one without, and then a scrape.
 
-    Both runs of a pair share the machine, whose speed changes by more than the measured difference.
+    Both runs of a pair share the machine, whose speed changes by more than the measured difference. The window begins
+    once each sink has stored a row: a run opens its sinks once, which takes seconds of CPU time for imports.
 
     Args:
         pairs: number of runs of each kind.
         seconds: length of each measured window.
+        kinds: of sinks; empty: all installed ones.
 
     Returns:
         Medians of CPU microseconds per trained trajectory over all processes and the server; the mean of the pairs'
@@ -84,7 +90,7 @@ async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
         create_configured(model, msgspec.convert({"model": {"create": {"context": 2 * _TOKENS}}}, Config))
         async with _collector() as address:
             for pair in range(pairs):
-                sinks = installed_sinks(Path(scratch) / str(pair), address)
+                sinks = installed_sinks(Path(scratch) / str(pair), address, kinds)
                 configs = [sinks_config(model, sinks), sinks_config(model, [])]
                 on, off = await asyncio.gather(*(_cpu_us(config, seconds, scrapes) for config in configs))
                 costs.append((on, off))
@@ -98,9 +104,14 @@ async def bench_sinks(*, pairs: int, seconds: float) -> dict[str, float]:
         "without_sinks_cpu_us_per_trajectory": statistics.median(off for _, off in costs),
         "sinks_cost_share": mean,
         "sinks_cost_share_upper": mean + half,
-        "scrape_bytes": float(max(size for size, _ in scrapes)),
-        "scrape_s": statistics.median(took for _, took in scrapes),
-    }
+    } | (
+        {
+            "scrape_bytes": float(max(size for size, _ in scrapes)),
+            "scrape_s": statistics.median(took for _, took in scrapes),
+        }
+        if scrapes
+        else {}
+    )
 
 
 def _half_interval(values: list[float]) -> float:
@@ -116,11 +127,20 @@ async def _cpu_us(config: Config, seconds: float, scrapes: list[tuple[int, float
     async with Stage.open(config) as stage:
         await stage.enter_all()
         await stage.enter("prompter")
+        names = [f"{name}_sink_rows" for name, sink in named(config.metrics) if not sink.traces]
+        has_rows = stage.follow(VITALS, VITALS_TAKEN, lambda record: _has_rows(record, names) or not names)
+        await stage.until(has_rows, _DEADLINE_S)
         cpu_us = await stage.until(cpu_us_per_trajectory(stage, seconds), _DEADLINE_S + seconds)
         await stage.follow(TRAINING, BATCH_TRAINED, lambda record: True)
         for port in [sink.port for sink in config.metrics if hasattr(sink, "port")]:
             scrapes += [await _scrape(port) for _ in range(_SCRAPES)]
     return cpu_us
+
+
+def _has_rows(record: Record, names: list[str]) -> bool:
+    """Return whether the recorder reports rows of all these sinks."""
+    vitals: Vitals = decode_body(VITALS_TAKEN, record.data)
+    return vitals.role == "recorder" and all(vitals.values.get(name) for name in names)
 
 
 async def _scrape(port: int) -> tuple[int, float]:
