@@ -13,6 +13,7 @@ if __name__ == "__main__":
     gc.disable()  # until all is imported: passes of the collector over what imports make are an eighth of their time
 
 import argparse
+import faulthandler
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
 from asyncrl.imports import late_certificates
 from asyncrl.ports import LOOPBACK
-from asyncrl.process import DENIED, FATAL
+from asyncrl.process import DENIED, FATAL, STACK_SIGNAL
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
 from topics.roles import OWN
@@ -54,6 +55,7 @@ async def run(login: Login) -> int:
 def main() -> int:
     """Parse the arguments and run."""
     print_lossy()
+    faulthandler.register(STACK_SIGNAL)  # to its log, also while the event loop is blocked
     return int(uvloop.run(run(parse(sys.argv[1:]))))
 
 

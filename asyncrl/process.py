@@ -319,6 +319,7 @@ class ChildProcess:
         return f"exit code {code}" if self._log is None or (code or 0) < 0 else f"exit code {code}: {self.last_lines}"
 
 
+STACK_SIGNAL = signal.SIGUSR2  # an actor writes the stacks of its threads to its log
 FATAL = 3  # exit code of an actor that another start cannot help
 DENIED = 4  # and of one whose login the server refuses: it cannot publish that itself
 

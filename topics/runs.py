@@ -8,6 +8,7 @@ import msgspec
 
 from topics.actors import ScaledBy
 from topics.alerts import AlertRaised
+from topics.profiles import ProfileStored
 from topics.stalls import StallFound
 from topics.topic import HISTORY, VITALS, Topic
 from topics.wire import Id, Message
@@ -127,6 +128,7 @@ class RunStatus(Message, omit_defaults=False):
     events: list[RunEvent] = msgspec.field(default_factory=list)
     alerts: list[AlertRaised] = msgspec.field(default_factory=list)  # that are open
     pools: dict[str, PoolStatus] = msgspec.field(default_factory=dict)  # of all actors
+    profiles: list[ProfileStored] = msgspec.field(default_factory=list)  # the newest 32, the newest last
 
 
 class RunMoment(Message):

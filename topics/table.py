@@ -18,6 +18,7 @@ from topics import (
     gpu_handoff,
     groups,
     keys,
+    profiles,
     promotions,
     prompts,
     runs,
@@ -35,7 +36,7 @@ from topics.wire import Headers, Message
 
 _NOUNS = (
     *(prompts, trajectories, groups, batches, weights, promotions, engines, gpu_handoff),
-    *(evals, runs, stages, stalls, alerts, streams, secrets, keys, turns, actors),
+    *(evals, runs, stages, stalls, alerts, streams, secrets, keys, turns, profiles, actors),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (

@@ -18,6 +18,7 @@ from actors.learner.gpu_handoff import Turns
 from actors.learner.group import GroupLost, Stopping, TrainerGroup, new_group
 from actors.learner.outbox import Outbox, offload, published_by, report_unchanged, step_record
 from actors.learner.prefetch import fetch_once_packed, gathered
+from actors.learner.profiles import StepProfiles
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Step, StepResult
 from actors.learner.rank_wire import ERRORS
@@ -58,9 +59,9 @@ class Learner:
     """Trains batch after batch, in the order of the batch log."""
 
     def __init__(self, context: Context) -> None:
-        config = context.config
-        self.context, self.config = context, config
-        self.fold = LearnerFold(config)
+        self.context, self.config = context, context.config
+        self.fold = LearnerFold(self.config)
+        self._profiles = StepProfiles(context, self.fold)
         self.keeper = Keeper(context, TRAINING, self.fold)
         self.turns = Turns(context, self.keeper, self.fold)
         self.offers = Offers(context, lambda: self.group.do(Share()))
@@ -107,8 +108,8 @@ class Learner:
         except tuple(ERRORS.values()) as error:
             await self.outbox.ended()
             of_batch = not isinstance(error, CheckpointError | OtherModel | NonFiniteWeights | TeacherFault)
-            root = self.context.files.root if of_batch else None
-            raise ActorFault(self.fold.advice(error, self.step + 1, root)) from error
+            words = self.fold.advice(error, self.step + 1, self.context.files.root if of_batch else None)
+            raise ActorFault(words) from error
         finally:
             await self.offers.close()
             await self.group.close()
@@ -269,7 +270,7 @@ class Learner:
         fetching = self.outbox.begin(fetch_once_packed(self.keeper, self.fold, self.group, packed.step + 1))
         range_of = self._recent.usual(packed.stage) if self._resumed else None  # else it was judged before
         try:
-            result = await self._do(Step(sequence, range_of))
+            result = await self._profiles.around(packed.step, lambda path: self._do(Step(sequence, range_of, path)))
         finally:
             fetching.cancel()
         self._recent.add(packed.stage, result.metrics)

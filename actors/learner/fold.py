@@ -22,6 +22,7 @@ from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.gpu_handoff import CardLeft, CardRequested, CardTaken
 from topics.ids import EVALUATION, prompt_name
+from topics.profiles import ProfileRequested, ProfileStored
 from topics.topic import Topic
 from topics.weights import (
     CheckpointRestored,
@@ -64,6 +65,8 @@ class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     paused_at: int = 0  # sequence of the newest alert that pauses
     unpaused: int = 0  # sequence of the newest alert that an operator answered
     rollbacks: list[AlertRaised] = []  # alerts that ask for a rollback, and are not answered
+    profiles_asked: int = 0  # traces of steps in all, once the open request is answered
+    profiles_stored: int = 0
     restored: int | None = None  # newest step that a rollback skipped
 
 
@@ -196,6 +199,12 @@ class LearnerFold(CheckpointFold):
             raise LookupError("no alert asks for a rollback; expected one")
         state, step = self.state, self._origin if alert.checkpoint is None else alert.checkpoint
         return CheckpointRestored(state.lineage + 1, step, state.trained, alert.alert)
+
+    def _on_profile_requested(self, request: ProfileRequested, _record: Record) -> None:
+        self.state.profiles_asked = self.state.profiles_stored + request.steps
+
+    def _on_profile_stored(self, stored: ProfileStored, _record: Record) -> None:
+        self.state.profiles_stored += stored.kind == "steps"
 
     def _on_eval(self, request: EvalRequested, _record: Record) -> None:
         self.state.asked_for[request.dataset] = request.version

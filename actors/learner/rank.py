@@ -32,6 +32,7 @@ from asyncrl.training.objective import objective_of
 from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_gpu, work_of
+from asyncrl.training.step_profile import step_profile
 from asyncrl.weights.store import StorePlace
 from topics.batches import Anomaly, BatchPacked
 from topics.trajectories import TrajectoryGenerated
@@ -72,7 +73,7 @@ class Rank:
         self._config = config
         self._files = files
         self._place = StorePlace(files.weights, ChunkLog(bus, WEIGHTS_STORED))
-        self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
+        self.number, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
         self.take_gpu = partial(take_gpu, config.learner.device, rank, ranks)
         layout = layout_of(config.learner)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
@@ -107,17 +108,17 @@ class Rank:
         """Load the model as it was before the run."""
         model = self._files.model_path(self._config.model)
         if self._ranks > 1:
-            join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
+            join_ranks(self._rendezvous, self.number, self._ranks, self._config.learner.device)
             self._work = work_of(model) if self._replicas > 1 else None
         if self._config.placement.colocate == "memory":
             limit_memory(self._config.learner.device, self._config.placement.learner_fraction)
-        with named_where_full(self._rank):
+        with named_where_full(self.number):
             kind = trainer_kind(self._config.learner.trainer)
             self.trainer = kind.open(self._config, model, self._files.base)
             self.trainer.compile_for(objective_of(self._config, 1))
         weights = self._config.weights
         store, run = store_kind(weights.store).open(self._place), "" if weights.delta == "never" else self._config.run
-        member = Member(self._rank, self._ranks)
+        member = Member(self.number, self._ranks)
         self.publisher = Publisher(
             self.trainer, store=store, checkpoints=self._files.checkpoints, run=run, member=member
         )
@@ -265,13 +266,15 @@ class Step(Call[StepResult]):
     answer, on_gpu = StepResult, True
     batch: int  # sequence in the batch log
     usual: Usual | None = None  # see `Trainer.step`
+    profile: str = ""  # path of its trace, without the number of the rank; "": none
 
     async def run(self, rank: Rank) -> StepResult:
         packed, groups = await rank.fetched(self.batch)
 
         def update() -> StepResult:
             rows, stats = build_rows(groups, packed.objective, step=packed.step, min_version=packed.min_version)
-            metrics = rank.trainer.step(rows, packed.objective, self.usual)
+            with step_profile(self.profile and f"{self.profile}-rank{rank.number}.json"):
+                metrics = rank.trainer.step(rows, packed.objective, self.usual)
             result = StepResult(stats, metrics, rank.trainer.anomaly)
             return result if rank.counts else result.uncounted()
 

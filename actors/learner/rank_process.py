@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from actors.runtime.cpu_priority import leave_cores, set_nice
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames, write_heartbeats
+from asyncrl.process import STACK_SIGNAL
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
 from asyncrl.training.ranks import NoGpu
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--address", default="")
     given = parser.parse_args()
     print_lossy()
+    faulthandler.register(STACK_SIGNAL)
     gc.freeze()  # imported objects live until the process ends
     gc.enable()
     login = Login("learner", f"{given.actor_id}-rank{given.rank}", given.run, given.credentials, given.address)

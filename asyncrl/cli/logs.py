@@ -14,7 +14,7 @@ from rich.text import Text
 from asyncrl.cli.options import add_flag
 from asyncrl.cli.output import Terminal
 from asyncrl.cli.target import add_run, any_run, tell_apart
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.telemetry.logs import Line, LogFile
 from asyncrl.telemetry.printable import printable
@@ -68,6 +68,19 @@ def _no_log(found: FoundRun, actor: str) -> str:
 def _actors_and_roles(found: FoundRun) -> set[str]:
     logged = {path.name.split(".")[0] for path in found.files.logs.glob("*.log")}
     return {*logged, *map(role_of, logged)}
+
+
+def actor_of(arguments: argparse.Namespace) -> str:
+    """Return the one actor that a command about a live run names; a role means its first one.
+
+    Raises:
+        WrongUsage: it names none.
+    """
+    tell_apart(arguments, "actor", _actors_and_roles, live=True)
+    name: str = arguments.actor
+    if not name:
+        raise WrongUsage(f"name an actor: {arguments.parser.prog} [RUN] ACTOR")
+    return name if name.rpartition("-")[2].isdigit() else f"{name}-1"
 
 
 def line_text(line: Line) -> Text:

@@ -34,6 +34,8 @@ COMMANDS = {
     "stage": "list the stages of a run, or switch to another one",
     "engines": "list inference servers; add and remove servers that the run did not start",
     "tap": "print the messages on a run's topics",
+    "profile": "record steps of the learner, stacks of an actor, or an inference server",
+    "stack": "print what the threads of an actor do",
     "logs": "print the logs of the actors, also of a run that is over",
     "audit": "prove that nothing was lost and nothing was trained twice",
     "explain": "show the history of one trajectory",

@@ -56,6 +56,7 @@ class Capability(StrEnum):
     SEEDS = "seeds"  # they draw the tokens of a request from its seed
     EXPERTS = "experts"  # they return the experts that each token went to
     GRAMMARS = "grammars"  # they force the form of an answer
+    PROFILES = "profiles"  # they record a profile of themselves into a folder
 
 
 class EngineKind:

@@ -52,6 +52,7 @@ class RunFiles:
     spool = _Inside("spool")  # one file per gateway: messages to store while the server is unreachable; private
     clock = _Inside("clock.json")  # the time by which data keys were last erased
     report = _Inside("report.html")  # the page with the data of the run, written at its end; private
+    profiles = _Inside("profiles")  # traces of steps, samples of stacks, and stacks
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
     sharing = _Inside("sharing")  # locked by the `asyncrl share` that moves processes to and from the run
     failure = _Inside("failure")  # why the run failed

@@ -12,7 +12,6 @@ from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.open_alerts import OpenAlerts
 from asyncrl.state.records import (
     LISTENS,
     Actor,
@@ -27,6 +26,7 @@ from asyncrl.state.records import (
     evaluation_text,
     one_line,
 )
+from asyncrl.state.stored_profiles import StoredProfiles
 from topics.actors import (
     ActorLeaving,
     ActorStarted,
@@ -58,7 +58,7 @@ _LETTERS = 5
 _EVENTS = 1024  # that were not taken yet; older ones are forgotten
 
 
-class RunState(OpenAlerts):
+class RunState(StoredProfiles):
     """Knowledge of a run from its topics. Its driver counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:

@@ -85,6 +85,7 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
         events=[RunEvent(event.kind, event.time_ns / 1e9, event.text) for event in events],
         alerts=list(state.alerts.values()),
         pools=_pools(actors),
+        profiles=state.profiles,
     )
 
 

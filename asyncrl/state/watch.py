@@ -41,6 +41,7 @@ from topics.engines import ENGINE_ANNOUNCED, ENGINE_GONE, ENGINE_READY, ENGINE_U
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
 from topics.ids import prompt_of, trajectory_name
+from topics.profiles import PROFILE_STORED
 from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
@@ -83,6 +84,7 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
             RUN_OPENED,
             STOP_REQUESTED,
             UNPAUSE_REQUESTED,
+            PROFILE_STORED,
             ENGINE_ANNOUNCED,
             ENGINE_WITHDRAWN,
         )

@@ -12,7 +12,9 @@ class External(EngineKind):
     """SGLang servers with settings that only their owner knows."""
 
     title = "external servers"
-    capabilities = frozenset(Capability) - {Capability.PROCESSES, Capability.STAGED, Capability.SLEEP}
+    capabilities = frozenset(Capability) - {
+        *(Capability.PROCESSES, Capability.STAGED, Capability.SLEEP, Capability.PROFILES)
+    }
     control = "asyncrl.engine.external.control:ExternalControl"
 
     def adapter_problem(self, _group: EngineGroup, targets: Collection[str]) -> str:
