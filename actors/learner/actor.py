@@ -61,8 +61,7 @@ class Learner:
     def __init__(self, context: Context) -> None:
         self.context, self.config = context, context.config
         self.fold = LearnerFold(self.config)
-        self._profiles = StepProfiles(context, self.fold)
-        self.keeper = Keeper(context, TRAINING, self.fold)
+        self.keeper, self._profiles = Keeper(context, TRAINING, self.fold), StepProfiles(context, self.fold)
         self.turns = Turns(context, self.keeper, self.fold)
         self.offers = Offers(context, lambda: self.group.do(Share()))
         self._begin()

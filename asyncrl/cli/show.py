@@ -78,7 +78,7 @@ def _texts(reader: SampleReader, segment: Segment) -> list[str]:
     """Return the text of each token; their numbers where the tokenizer of the run is on another machine."""
     if reader.tokenizer is None:
         return [f"{token} " for token in segment.tokens.tolist()]
-    return reader.tokenizer.texts_of_tokens(segment.tokens.tolist())
+    return list(map(reader.tokenizer.decoder(special=True), segment.tokens.tolist()))
 
 
 class _Growing:

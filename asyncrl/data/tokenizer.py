@@ -281,18 +281,14 @@ class TaskTokenizer:
         row = PromptRow(messages, metadata={"tools": list(tools)} if tools else {})
         return self._render(row, messages, add_generation_prompt=True, variables=variables)[0]
 
-    def decoder(self) -> Callable[[int], str]:
+    def decoder(self, *, special: bool = False) -> Callable[[int], str]:
         """Return a function that takes the ids of one text in turn and returns what each adds.
 
-        The result is that of `decode`; the bytes of half a character are held until the other half comes.
+        The result is that of `decode`, or with `special` that of `decode_all`; the bytes of half a character are held
+        until the other half comes.
         """
-        stream = DecodeStream(skip_special_tokens=self._skip_special)
-        return lambda token: "" if token in self.eos_ids else stream.step(self._tokenizer, token) or ""
-
-    def texts_of_tokens(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds, special tokens as their names; a part of a character adds none."""
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(self._tokenizer, token) or "" for token in tokens]
+        stream, left_out = DecodeStream(skip_special_tokens=self._skip_special and not special), set(self.eos_ids)
+        return lambda token: "" if token in left_out and not special else stream.step(self._tokenizer, token) or ""
 
     def _tokens_of(self, text: str, special: bool = False) -> Int32Array:
         return _array(self._encode(text, special=special).ids)
