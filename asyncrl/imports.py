@@ -45,7 +45,7 @@ def late_certificates() -> Iterator[None]:
     aiohttp makes two contexts when it is imported. Each takes 0.04 s of a core, and most processes use neither.
     """
 
-    def defer(context: ssl.SSLContext, *_purpose: ssl.Purpose) -> None:
+    def defer(context: ssl.SSLContext, purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH) -> None:
         context.__class__ = _LateContext
 
     load = ssl.SSLContext.load_default_certs
