@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.config.harness_settings import CommandSettings
 from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed, HarnessKind
-from asyncrl.rollout.endpoint import Endpoint
 from asyncrl.shortened import shortened
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.endpoint import Endpoint
 
 INSTRUCTION = "{prompt}"
 """The part of an argument that becomes the prompt of the row."""

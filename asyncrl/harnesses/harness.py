@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncrl.child_pool.frames import Setup
 from asyncrl.errors import AsyncRLError
 from asyncrl.rollout.context import RolloutContext
-from asyncrl.rollout.endpoint import Endpoint
 from asyncrl.rollout.tool_calls import ToolCalls
 from asyncrl.sandboxes.sandbox import ExecResult, Sandbox
 from asyncrl.shortened import shortened as shortened
 from topics.prompts import PromptRow
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.endpoint import Endpoint
 
 
 class HarnessFailed(AsyncRLError):

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.harness_settings import HarnessSettings, harness_name, harness_settings
 from asyncrl.config.settings import Config
@@ -18,10 +18,12 @@ from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
-from asyncrl.rollout.endpoint import Endpoint
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import FileRefused
 from topics.prompts import PromptRow
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.endpoint import Endpoint
 
 
 def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunction:
