@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from asyncrl.environments.kinds import KINDS
+from asyncrl.environment_names import KINDS
 from asyncrl.errors import FunctionError, last_lines
 from asyncrl.own_code import copy_of, spec_of
 

@@ -15,7 +15,7 @@ from asyncrl.config.sandbox_settings import SANDBOXES
 from asyncrl.config.tool_settings import KINDS as TOOLS
 from asyncrl.config.weights_settings import STORES
 from asyncrl.data.procedural import RULES
-from asyncrl.environments.kinds import KINDS as ENVIRONMENTS
+from asyncrl.environment_names import KINDS as ENVIRONMENTS
 from asyncrl.rewards.kinds import BUILT_IN
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
 AXES = (
     Axis("asyncrl/data", tuple(RULES), "source"),
-    Axis("asyncrl/environments", ENVIRONMENTS),
+    Axis("asyncrl/environments", ENVIRONMENTS, "environment"),
     Axis("asyncrl/harnesses", tuple(HARNESSES), "harness"),
     Axis("asyncrl/judges", JUDGES, "judge"),
     Axis("asyncrl/rewards", tuple(BUILT_IN), "reward"),

@@ -44,6 +44,7 @@ class PromptIssuedHeaders(Headers):
     origin: MaybeId = ""
     tenant: str = ""
     secrets: SecretIds = ""
+    wanted: Annotated[int, Meta(ge=0, le=65536)] = 0
 
     def __post_init__(self) -> None:
         if member_of(self.trajectory_id) >= self.group_size:
@@ -69,6 +70,8 @@ class PromptIssued(Message):
     estimator: str = NO_ESTIMATOR  # of its group's advantages
     level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # difficulty of its row, with a curriculum
     secrets: SecretIds = ""  # data keys that reading it takes, of a turn of live traffic
+    # Members that the group needs: once as many are complete, the others end as `surplus`. 0: all of them.
+    wanted: Annotated[int, Meta(ge=0, le=65536)] = 0
 
     @property
     def trajectory_id(self) -> str:

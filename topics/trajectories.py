@@ -30,7 +30,7 @@ from topics.wire import (
 
 FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged", "environment"]
 DropReason: TypeAlias = Literal[
-    "rollout", "reward", "diverged", "poison", "refused", "purged", "environment", "deadline", "lag"
+    "rollout", "reward", "diverged", "poison", "refused", "purged", "environment", "deadline", "lag", "surplus"
 ]
 
 

@@ -98,7 +98,9 @@ class BufferFold(Fold):
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
         if self.state.purging:
             return groups.ended(self.state)
-        decisions = self._expire(now_s)
+        decisions = self._expire(now_s) or groups.end_surplus(self.state)
+        if self.state.surplus:
+            return decisions
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
         return decisions or groups.completed(self.state) or self._score(now_s) or self._pack()
@@ -160,7 +162,7 @@ class BufferFold(Fold):
             group.tasks[member] = group.task
         group.tenant = headers.tenant
         group.temperature, group.min_version = headers.temperature, headers.min_version
-        group.secrets = headers.secrets
+        group.secrets, group.wanted = headers.secrets, headers.wanted
         groups.purge_if_gone(self.state, group)
         groups.gather(self.state, self._plan, group, member)
         if group.complete:
@@ -203,6 +205,7 @@ class BufferFold(Fold):
                 del group.graded[member]
                 self.state.ready[group.stage].pop(prompt_id, None)
             group.attempts[member] = message.attempt + 1
+            groups.note_surplus(self.state, group)
         else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
@@ -230,7 +233,7 @@ class BufferFold(Fold):
         """A group without open members is ready, unless something has to be published about it first."""
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
-        if ends_missing or live < group.least or self._filter(group):
+        if ends_missing or live < group.least or group.prompt_id in self.state.surplus or self._filter(group):
             self.state.waiting_drop[group.prompt_id] = None
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
@@ -265,6 +268,7 @@ class BufferFold(Fold):
         self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
         self.state.purging.pop(prompt_id, None)
+        self.state.surplus.pop(prompt_id, None)
         self.state.wanted.pop(prompt_id, None)
         self.state.gathered = {name: at for name, at in self.state.gathered.items() if prompt_of(name) != prompt_id}
         self.state.grading = {name: at for name, at in self.state.grading.items() if prompt_of(name) != prompt_id}

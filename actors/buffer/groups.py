@@ -25,8 +25,9 @@ from topics.wire import Message
 def gather(state: BufferState, plan: Plan, group: Group, member: int) -> None:
     """Note that the members graded with this one are to be graded, once all of them have ended.
 
-    In an evaluation those are the answers to its row, else the whole group.
+    In an evaluation those are the answers to its row, else the whole group. Note its surplus, too.
     """
+    note_surplus(state, group)
     if not group.submitted or group.prompt_id not in state.issued[stage_of(group.prompt_id)]:
         return
     first, behind, group_id = 0, group.size, group.prompt_id
@@ -42,6 +43,30 @@ def gather(state: BufferState, plan: Plan, group: Group, member: int) -> None:
         state.gathered[group_id] = waiting
     else:
         state.gathered.pop(group_id, None)
+
+
+def surplus(group: Group) -> list[int]:
+    """Return the members to end, once as many as are wanted are graded or wait for the reward of their group."""
+    graded = sorted((group.graded_ns[member.member], member.member) for member in group.live())
+    done = [*(member for _, member in graded), *(one.member for one in group.ungraded())]
+    if not group.wanted or len(done) < group.wanted:
+        return []
+    kept = {*done[: group.wanted], *group.failed, *group.dropped}
+    return [member for member in range(group.size) if member not in kept]
+
+
+def note_surplus(state: BufferState, group: Group) -> None:
+    """Note whether members of a group are to end because it has enough."""
+    if surplus(group):
+        state.surplus[group.prompt_id] = None
+    else:
+        state.surplus.pop(group.prompt_id, None)
+
+
+def end_surplus(state: BufferState) -> list[Message]:
+    """The ends of these members."""
+    found = [state.groups[prompt_id] for prompt_id in state.surplus]
+    return [drop(group, member, "surplus") for group in found for member in surplus(group)]
 
 
 def completed(state: BufferState) -> list[Message]:

@@ -34,6 +34,7 @@ class Group(msgspec.Struct):
     estimator: str = NO_ESTIMATOR
     min_version: int = 0  # that it was issued for first
     issued: int = 0  # members
+    wanted: int = 0  # members that are trained; 0: all
     stages: int = 0  # that had begun when it was issued
     graded: dict[int, TrajectoryGraded] = {}
     graded_ns: dict[int, int] = {}  # server's clock at each grade
@@ -100,6 +101,7 @@ class BufferState(msgspec.Struct):
     waiting_drop: dict[str, None] = {}  # complete, with members to end
     # Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order.
     issued: dict[Stage, dict[str, int]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}, "eval": {}})
+    surplus: dict[str, None] = {}  # open groups with more members than are wanted of them
     gathered: dict[str, list[int]] = {}  # members to be graded by one call that is to be published, by group
     grading: dict[str, int] = {}  # server's clock when that was published, in that order
     stages: list[str] = []  # of the run that began, in their order

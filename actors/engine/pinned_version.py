@@ -155,7 +155,7 @@ class CanaryVersions(LiveVersions):
 
 
 class FirstVersion(Versions):
-    """The version that the run began with: for judges that training does not change."""
+    """The version that the run began with: for judges and opponents that training does not change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,6 +177,7 @@ _KINDS: dict[Purpose, type[Versions]] = {
     "canary": CanaryVersions,
     "judges": FirstVersion,
     "rubrics": FirstVersion,
+    "opponents": FirstVersion,
 }
 
 

@@ -78,6 +78,8 @@ class Prompter:
             DataError: a row that is needed now cannot be made.
         """
         fold, vitals = self._fold, self._context.vitals
+        if fold.mastery is not None:
+            vitals["mastered_rows"] = fold.record_mastered()
         if began := fold.stage_begins():
             return began
         wanted = fold.wanted()
@@ -166,6 +168,7 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         estimator=wanted.group.estimator,
         level=wanted.group.level,
         secrets=wanted.group.secrets,
+        wanted=wanted.group.wanted,
     )
 
 

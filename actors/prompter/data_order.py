@@ -49,6 +49,7 @@ class DataOrder:
         self._config = config
         self._base = base
         self._prompter, self._mixture = PrompterFold(config), Mixture(config)
+        self._further = config.rollout.oversample  # members of each group
         # Three numbers a group: a run has millions.
         self._sets = held_out_sets(config)
         self._numbers: dict[tuple[str, str], array[int]] = {}  # of the prompt, by its data and letter
@@ -79,6 +80,8 @@ class DataOrder:
         except (DataError, RowMakerDown) as error:
             return f"rows with the data: {error}"
         try:
+            self._prompter.opened(name, maker.opened.rows_per_epoch)
+            self._prompter.record_mastered()
             carried = self.carried(name)
             while some := list(islice(carried, _AT_ONCE)):
                 maker.want(dict.fromkeys(place for one in some for place in self.places(one)))
@@ -105,7 +108,9 @@ class DataOrder:
         for key, numbers in self._numbers.items():
             if key[0] != data:
                 continue
-            for number, first, digest in zip(numbers, self._firsts[key], self._digests[key], strict=True):
+            rule, state = self._prompter.mastery if data == TASK_ROWS else None, self._prompter.state
+            for number, plain, digest in zip(numbers, self._firsts[key], self._digests[key], strict=True):
+                first = rule.place(state.mastered, plain) if rule is not None else plain
                 yield Carried(prompt_name(key[1], number), first, f"{digest:016x}", samples)
 
     def places(self, carried: Carried) -> range:
@@ -135,7 +140,7 @@ class DataOrder:
             f"task {name}, groups of {size}, temperature {temperature:g}"
             for name, size, temperature in (
                 (message.task, message.group_size, message.temperature),
-                (task.name, task.group_size, task.temperature),
+                (task.name, task.group_size + self._further, task.temperature),
             )
         )
         if found != expected:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource, mixed
+from actors.prompter.sources import SOURCES, TASK_ROWS, Group, PrompterState, PromptSource, mixed
 from asyncrl.algorithms.lag import open_groups
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.slots import first_slots
 from asyncrl.config.staged import Schedule
-from asyncrl.config.tasks import curricula_of, first_stages, largest_group
+from asyncrl.config.tasks import curricula_of, first_stages, largest_group, mastery_of
 from asyncrl.data.curriculum import Climb
 from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
@@ -99,6 +99,7 @@ class PrompterFold(Fold):
         self._slots = 2 * config.rollout.workers * first_slots(config) // largest_group(config) + 1
         self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
+        self._config, self.mastery = config, mastery_of(config, None)  # its rows are known once the data is open
         self._curricula, self._known_stages = curricula_of(config), [*config.stages]
         self._schedule = Schedule(config)
         self.state = PrompterState(
@@ -112,6 +113,8 @@ class PrompterFold(Fold):
         """Take note of how many rows some data has; None: they have no end."""
         for source in self.sources.values():
             source.opened(data, rows_per_epoch)
+        if data == TASK_ROWS:
+            self.mastery = mastery_of(self._config, rows_per_epoch)
 
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.ended_of_stages.step = max(self.state.ended_of_stages.step, packed.step)
@@ -149,16 +152,26 @@ class PrompterFold(Fold):
         one level, which follows from the log of batches alone.
         """
         self._schedule.count(self.state.ended_of_stages, prompt_id, scores)
-        if not self._curricula or letter_of(prompt_id) != TASK:
+        if not (self._curricula or self._config.task.mastered.groups) or letter_of(prompt_id) != TASK:
             return
         self.state.ended += 1
-        number = number_of(prompt_id)
+        number, open_at_most = number_of(prompt_id), open_groups(self._plans["rl"].batch_groups, self._max_lag)
+        most_issued = self._begin[TASK] + self.state.ended + open_at_most
         if task in self._curricula:
             climb = self.state.climbs.setdefault(task, Climb())
-            most_issued = (
-                self._begin[TASK] + self.state.ended + open_groups(self._plans["rl"].batch_groups, self._max_lag)
-            )
             self._curricula[task].record(climb, number, scores, rises_at=most_issued)
+        if self._config.task.mastered.groups:
+            self.state.graded.append((number, scores, most_issued))
+
+    def record_mastered(self) -> int:
+        """Take the graded groups into account once the number of rows is known; returns how many rows are out."""
+        rule = self.mastery
+        if rule is None:
+            return 0
+        graded, self.state.graded = self.state.graded, []
+        for number, scores, leaves_at in graded:
+            rule.record(self.state.mastered, number, scores, leaves_at=leaves_at)
+        return rule.out(self.state.mastered, self.state.first(TASK))
 
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
         attempt = dropped.attempt + 1

@@ -15,8 +15,9 @@ from asyncrl.config.held_out import held_out_rows, held_out_sets
 from asyncrl.config.live_settings import estimator_of
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Ended
-from asyncrl.config.tasks import Begun, Mixture, curricula_of, rows_of, warmup_rows
+from asyncrl.config.tasks import Begun, Mixture, curricula_of, mastery_of, rows_of, warmup_rows
 from asyncrl.data.curriculum import Climb, at_level, level_of
+from asyncrl.data.mastery import Mastered, MasteryRule
 from asyncrl.data.sources import RowSetup
 from asyncrl.live.rows import live_rows
 from topics.evals import EvalRequested
@@ -50,6 +51,8 @@ class PrompterState(msgspec.Struct):
     stage_asked: tuple[int, str] = (0, "")  # the newest request of one: its sequence and the name
     stage_answered: int = 0  # sequence of the newest request that was recorded
     ended_of_stages: Ended = msgspec.field(default_factory=Ended)  # what conditions of stages look at
+    mastered: Mastered = msgspec.field(default_factory=Mastered)  # rows, where mastered ones leave the order
+    graded: list[tuple[int, list[float], int]] = []  # groups that are not in it yet: the number of rows is not known
     climbs: dict[str, Climb] = {}  # difficulties by task, of the tasks with a rising difficulty
 
     def first(self, letter: str) -> int:
@@ -77,6 +80,7 @@ class Group(NamedTuple):
     origin: str = ""  # prompt whose row is issued again
     given: Sequence[PromptRow] = ()  # rows that are of no data, one for each member
     secrets: str = ""  # data keys that reading its trajectories takes
+    wanted: int = 0  # members that are trained, where more are issued
 
     @property
     def level(self) -> int:
@@ -135,6 +139,7 @@ class TaskSource(PromptSource):
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Their end follows from the number of epochs."""
+        self._rules.opened(data, rows_per_epoch)
         if data == TASK_ROWS and self._epochs and rows_per_epoch and self._end is None:
             self._end = self._epochs * rows_per_epoch
 
@@ -154,6 +159,10 @@ class ReissueSource(PromptSource):
 
     def __init__(self, config: Config) -> None:
         self._rules = _Rules(config)
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        """The number of rows belongs to the rule of mastered ones."""
+        self._rules.opened(data, rows_per_epoch)
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         return range(state.first(REISSUE), len(state.origins))
@@ -259,21 +268,31 @@ class _Rules:
     def __init__(self, config: Config) -> None:
         self._mixture = Mixture(config)
         self._curricula = curricula_of(config)
+        self._further, self._config = config.rollout.oversample, config
+        self._mastery: MasteryRule | None = None
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        """Take note of how many rows the tasks have."""
+        if data == TASK_ROWS:
+            self._mastery = mastery_of(self._config, rows_per_epoch)
 
     def __call__(self, prompt_id: str, number: int, state: PrompterState, *, origin: str = "") -> Group:
         task = self._mixture.task(number, state.stages)
         rule = self._curricula.get(task.name)
         level = rule.level(state.climbs.get(task.name, Climb()), number) if rule else 0
         place = at_level(self._mixture.place(number, state.stages), level)
+        if self._mastery is not None:
+            place = self._mastery.place(state.mastered, place)
         return Group(
             prompt_id,
             "rl",
             [task.name],
-            task.group_size,
+            task.group_size + self._further,
             range(place, place + 1),
             temperature=task.temperature,
             estimator=task.advantage,
             origin=origin,
+            wanted=task.group_size if self._further else 0,
         )
 
 

@@ -31,7 +31,8 @@ from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Watch
 from asyncrl.errors import EnvironmentFault, last_lines
 from asyncrl.live.stored import TurnUnreadable
-from asyncrl.rollout.context import Limits, RolloutContext
+from asyncrl.rollout.context import RolloutContext
+from asyncrl.rollout.host import Limits
 from asyncrl.rollout.journal import Diverged, branch_tasks
 from asyncrl.tools.server import Toolbox
 from asyncrl.tracing import SAMPLE, traced
@@ -267,6 +268,10 @@ class Execution(Watch):
             self._context.vitals["hints_unplaced"] = float(hints.unplaced)
         return self._result(rows, [segment], text, truncated=truncated, outcome=outcome)
 
+    async def opponent(self, input_ids: list[int], limits: Limits) -> tuple[list[int], str]:
+        """Sample from a frozen model."""
+        return await self._tools.opponent.sample(input_ids, limits, self._issued.temperature)
+
     async def checkpoint(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""
         await self._progress.checkpoint()
@@ -322,6 +327,8 @@ class RolloutWorker:
     async def run(self) -> None:
         """Work until asked to stop."""
         branch_tasks(asyncio.get_running_loop())
+        opponents = contextlib.AsyncExitStack()
+        await self.tools.opponent.open(opponents)
         engines = [await follow_fleet(self.context, self.tools.fleet)]
         if self.tools.eval_fleet is not self.tools.fleet:
             engines.append(await follow_fleet(self.context, self.tools.eval_fleet, "evaluations"))
@@ -335,6 +342,7 @@ class RolloutWorker:
         for listener in engines:
             await listener.close()
         await self.tools.toolbox.close()
+        await opponents.aclose()
         await self.tools.fleet.close()
         await self.tools.eval_fleet.close()
 

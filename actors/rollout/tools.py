@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from actors.rollout.opponent import Opponent
 from actors.rollout.progress import Progress, ProgressLog, ProgressReader
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
@@ -61,6 +62,7 @@ class Tools:
         if config.eval.engines:  # a trajectory that one version began is not continued by another version
             self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
         self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
+        self.opponent = Opponent(context, self.tokenizer)
         self._layout = Layout(**msgspec.structs.asdict(config.learner.layout))
         self.rows = GroupRows(context.bus)
         self.turns = TurnReader(context.bus, routed=routed)

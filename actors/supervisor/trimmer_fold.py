@@ -104,8 +104,8 @@ class TrimmerFold(CheckpointFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._keep_versions = config.learner.keep_versions
-        judged = config.live.judge.engines or config.reward.judge_engines
-        self._always = {(0, config.start.step)} if judged else set()  # that of judges
+        first = config.live.judge.engines or config.reward.judge_engines or config.rollout.opponent_engines
+        self._always = {(0, config.start.step)} if first else set()  # that of judges and opponents
         self._exact = bool(config.eval.engines)  # no other version than the one asked for may answer an evaluation
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored

@@ -26,7 +26,7 @@ from asyncrl.config.slots import first_slots
 from asyncrl.config.staged import as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task
 from asyncrl.data.procedural import RULES
-from asyncrl.environments.kinds import KINDS
+from asyncrl.environment_names import KINDS, ROLLOUT, EnvironmentCapability, environment_can, is_environment
 from asyncrl.ports import is_ip
 from asyncrl.rewards.kinds import reward_of
 from topics.roles import ROLE_NAMES
@@ -380,6 +380,11 @@ def _task(task: Task) -> Iterator[Finding]:
     if task.reward in KINDS and task.source in RULES:
         message = f'{rewards[0]} = "{task.reward}" cannot grade {sources[0]} = "{task.source}"; set "exact"'
         yield Finding((*rewards, *sources), message)
+    plays = (EnvironmentCapability.EPISODE, EnvironmentCapability.PROGRAM)
+    without = is_environment(task.source) and not any(environment_can(task.source, one) for one in plays)
+    if task.rollout == ROLLOUT and (without or task.source in RULES):
+        message = f'{rollouts[0]} = "{ROLLOUT}" needs rows of an environment with episodes; {sources[0]} has none'
+        yield Finding((*rollouts, *sources), message)
     if not task.reward and task.rollout == "single_turn":
         message = f'{rewards[0]} = "" names no reward and {rollouts[0]} = "single_turn" gives none; set one of them'
         yield Finding((*rewards, *rollouts), message)

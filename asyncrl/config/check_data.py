@@ -41,9 +41,22 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     for task in tasks_of(config).values():
         table = "task.curriculum" if task.name == ONLY_TASK else f"tasks.{task.name}.curriculum"
         yield from _curriculum(task, table)
+    yield from _mastered(config)
     if config.tasks and changed_keys(config.task.curriculum):
         message = "is for a run of one task, and [tasks] names several; set it in [tasks.NAME.curriculum]"
         yield Finding(("task.curriculum.option", "tasks"), message)
+
+
+def _mastered(config: Config) -> Iterator[Finding]:
+    rule, others = config.task.mastered, {"tasks": config.tasks, "stages": config.stages}
+    if not rule.groups:
+        yield from unused(config, "task.mastered", "task.mastered.groups", "task.mastered.groups is 0")
+        return
+    others["task.curriculum.option"] = {"": config.task.curriculum.option} if config.task.curriculum.option else {}
+    for key, given in others.items():
+        if given:
+            message = f"rows leave the order of one task alone, and {key} is set; remove one of them"
+            yield Finding(("task.mastered.groups", key), message)
 
 
 def _stages(config: Config) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ _SERVED: dict[Purpose, tuple[str, str]] = {
     "canary": ("canaries", "no others have their versions"),
     "judges": ("judges", "no others vote"),
     "rubrics": ("judges of rubrics", "no others judge"),
+    "opponents": ("opponents", "no others answer context.opponent"),
 }
 
 
@@ -47,7 +48,7 @@ def pool_contradictions(config: Config) -> Iterator[Finding]:
         if not any(group.servers for other, group in groups.items() if other not in own.values()):
             message = f"{table} serves only {what}, and no other group has an engine for training; add one"
             yield Finding((key, "engine.groups"), message)
-        if purpose not in ("evaluations", "rubrics") and not config.gateway.count:
+        if purpose not in ("evaluations", "rubrics", "opponents") and not config.gateway.count:
             yield Finding((key, "gateway.count"), "has no effect: there is no gateway (gateway.count); leave it out")
     yield from _canary_contradictions(config)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.reference import join_key
+from asyncrl.environment_names import split_path
 from asyncrl.models.known import KNOWN, kept_at
 
 _PATH = re.compile(
@@ -42,10 +43,11 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
         return str(kept_at(value))
     if key == "directory":  # relative to the working directory wherever it is written
         return os.path.expanduser(value)
-    if not (_PATH.fullmatch(key) or (_SPEC.fullmatch(key) and _FILE.fullmatch(value))):
+    kind, value = split_path(value) if _SPEC.fullmatch(key) else ("", value)
+    if not (kind or _PATH.fullmatch(key) or (_SPEC.fullmatch(key) and _FILE.fullmatch(value))):
         return value
     expanded = os.path.expanduser(value)
-    return expanded if base is None else _below(base, expanded)
+    return kind + (expanded if base is None else _below(base, expanded))
 
 
 def _below(base: Path, expanded: str) -> str:
@@ -68,5 +70,5 @@ def named_files(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for one in value:
             yield from named_files(one, key)
-    elif isinstance(value, str) and _SPEC.fullmatch(key) and (found := _FILE.fullmatch(value)):
+    elif isinstance(value, str) and _SPEC.fullmatch(key) and (found := _FILE.fullmatch(split_path(value)[1])):
         yield found["path"]

@@ -7,13 +7,14 @@ from typing import Literal, TypeAlias
 from asyncrl.config.settings import Config
 from topics.roles import OWN, SUPERVISOR, pool_of, role_of
 
-Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary", "judges", "rubrics"]
+Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary", "judges", "rubrics", "opponents"]
 
 
 def setting_of(purpose: Purpose) -> str:
     """Return the setting that names the group of a purpose; "" for training, which has all other groups."""
     keys = {"evaluations": "eval.engines", "live": "gateway.engines", "canary": "gateway.canary_engines"}
-    return (keys | {"judges": "live.judge.engines", "rubrics": "reward.judge_engines"}).get(purpose, "")
+    keys |= {"judges": "live.judge.engines", "rubrics": "reward.judge_engines"}
+    return (keys | {"opponents": "rollout.opponent_engines"}).get(purpose, "")
 
 
 def own_groups(config: Config) -> dict[Purpose, str]:
@@ -24,6 +25,7 @@ def own_groups(config: Config) -> dict[Purpose, str]:
         "canary": config.gateway.canary_engines,
         "judges": config.live.judge.engines,
         "rubrics": config.reward.judge_engines,
+        "opponents": config.rollout.opponent_engines,
     }
     return {purpose: name for purpose, name in named.items() if name}
 

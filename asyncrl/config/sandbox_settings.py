@@ -31,6 +31,7 @@ class SandboxCapability(enum.Enum):
     SHARED_MEMORY_LIMIT = enum.auto()  # `memory_mb` holds for all processes together; without it, for each process
     PROCESS_LIMIT = enum.auto()  # `processes` holds
     CORE_LIMIT = enum.auto()  # `cores` holds; without it, a program can undo it
+    LINKS = enum.auto()  # programs find folders of the workspace at absolute paths too, as rows name them
     DISK_LIMIT = enum.auto()  # `disk_mb` holds for all files together; without it, for each file
 
 
@@ -50,6 +51,8 @@ class SandboxSettings(Settings):
     trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
     # Files and folders of the host that programs may also read, at the same absolute paths; not with `none`.
     readable: list[str] = msgspec.field(default_factory=list)
+    # Absolute paths at which programs also find folders of the workspace, such as `{ "/app" = "." }`; `bubblewrap`.
+    links: dict[str, str] = msgspec.field(default_factory=dict)
     cores: Positive = 1  # CPU cores that all programs of a sandbox share.
     # Memory of all processes of a sandbox together, or of each one where the worker can make no cgroup.
     memory_mb: Annotated[int, Meta(ge=64)] = 2048

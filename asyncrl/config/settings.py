@@ -85,6 +85,9 @@ class RolloutSettings(Settings):
     # bound: a quarter of `buffer.max_lag` batches with usual spreads of lengths (docs/internals/lag.md).
     slots: Positive | Literal["auto"] = "auto"
     group_size: Positive = 8  # Trajectories per prompt.
+    # Further trajectories of each prompt. The first `group_size` that are complete are trained, and the others end as
+    # `surplus`: no batch waits for the slowest. Trained groups then prefer fast trajectories.
+    oversample: Annotated[int, Meta(ge=0, le=1024)] = 0
     max_new_tokens: Positive = 256  # Greatest number of tokens sampled by one `generate`.
     temperature: NonNegative = 1.0  # Sampling temperature; log-probs are those of the distribution at this temperature.
     # Nucleus sampling: the smallest set of tokens with this probability.
@@ -101,6 +104,9 @@ class RolloutSettings(Settings):
     # Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
     # of 512 and a quarter of `max_new_tokens`, but no fewer than 64.
     progress_tokens: Count = 0
+    # Group `[engine.groups.NAME]` that answers `context.opponent`, with the first version of the run, and does nothing
+    # else: a frozen opponent, or a simulated user.
+    opponent_engines: str = ""
     # Seconds one call of `context.tool` may take, unless it names another limit, before it has failed.
     tool_limit_s: Seconds = 120.0
 

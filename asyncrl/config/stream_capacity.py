@@ -271,7 +271,7 @@ def _stored(config: Config, version: int, weights: int) -> int:
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
     if config.gateway.canary_engines:  # the canary, which may be older than all of them
         stored += version + chain
-    if config.live.judge.engines or config.reward.judge_engines:  # the first one
+    if config.live.judge.engines or config.reward.judge_engines or config.rollout.opponent_engines:  # the first one
         stored += version
     if config.eval.engines:  # those of open evaluations, each a difference to others
         stored += keep * (version + chain)

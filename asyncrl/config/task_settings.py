@@ -97,6 +97,16 @@ class CurriculumSettings(Settings):
     passing: float = 1.0  # Least reward of an answer that passes.
 
 
+class MasteredSettings(Settings):
+    """Rows that the policy has mastered leave the order of the data, and are tested again later. For a run of one task
+    with a finite number of rows, without stages.
+    """
+
+    groups: Count = 0  # Groups in a row that pass, after which a row leaves; 0: no row leaves.
+    reward: float = 1.0  # Least mean reward of a group that passes.
+    epochs: Positive = 4  # Epochs after which such a row comes back; one group that passes lets it leave again.
+
+
 class StageReferenceSettings(Settings):
     """The penalty of the reference in a stage."""
 
@@ -153,8 +163,9 @@ class StageSettings(Settings):
 class TaskSettings(Settings):
     """The task: prompts and the rollout function."""
 
-    # `reverse`, `sum`, `reasoning-gym:NAME`, a file (`rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`), or your own
-    # `path/file.py:function` or `package.module:function`.
+    # `reverse`, `sum`, an environment (`reasoning-gym:NAME`, `text:file.py:Class`, `openenv:http://ADDRESS`), a file
+    # (`rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`), or your own `path/file.py:function` or
+    # `package.module:function`.
     source: str = "reverse"
     # Options of the source, such as `letters = 8` or `prompt_key = "question"`.
     options: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -167,9 +178,11 @@ class TaskSettings(Settings):
     row_limit_s: Seconds = 300.0
     # Seconds that opening the data may take: to read a file, or for your function to list its rows.
     open_limit_s: Seconds = 600.0
-    # Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`.
+    # Rollout function: `single_turn`, `environment` (that of the row), `harness:NAME`, `path/to/file.py:function` or
+    # `package.module:function`.
     rollout: str = "single_turn"
     curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
+    mastered: MasteredSettings = msgspec.field(default_factory=MasteredSettings)
 
 
 class MixedTaskSettings(Settings):

@@ -12,6 +12,7 @@ from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, StartSettings, WarmupSettings
 from asyncrl.config.task_settings import CurriculumSettings, RewardScope, TaskSettings
 from asyncrl.data.curriculum import Curriculum, Ladder
+from asyncrl.data.mastery import MasteryRule
 from asyncrl.rewards.kinds import reward_of
 from topics.ids import TASK, letter_of, number_of
 from topics.prompts import ONLY_TASK
@@ -167,14 +168,14 @@ def first_stages(start: StartSettings) -> list[Begun]:
 
 def largest_group(config: Config) -> int:
     """Members of the largest group of RL."""
-    return max(task.group_size for task in every_task(config))
+    return max(task.group_size for task in every_task(config)) + config.rollout.oversample
 
 
 def group_size_of(config: Config, prompt_id: str, begun: Sequence[Begun] = ()) -> int:
     """Members of a prompt's group; of one that was issued again those of the largest."""
     if letter_of(prompt_id) != TASK:
         return largest_group(config)
-    return Mixture(config).task(number_of(prompt_id), begun).group_size
+    return Mixture(config).task(number_of(prompt_id), begun).group_size + config.rollout.oversample
 
 
 def curricula_of(config: Config) -> dict[str, Curriculum]:
@@ -188,6 +189,18 @@ def curricula_of(config: Config) -> dict[str, Curriculum]:
                 rule.window, task.ladder.top, answers, rule.accuracy, rule.passing, config.seed
             )
     return found
+
+
+def mastery_of(config: Config, rows: int | None) -> MasteryRule | None:
+    """The rule by which rows leave the order of the data; None without one, and for data without end.
+
+    Args:
+        rows: of an epoch.
+    """
+    rule = config.task.mastered
+    if not rule.groups or rows is None:
+        return None
+    return MasteryRule(rule.reward, rule.groups, rule.epochs, rows, config.seed)
 
 
 def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) -> RowSetup:

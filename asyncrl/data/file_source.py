@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from asyncrl.data.row_fields import Keys
 from asyncrl.data.row_files import read_rows
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.environments.protocol import DataError, check_options
+from asyncrl.epochs import epoch_order, row_at
 from asyncrl.errors import FunctionError
 from asyncrl.functions import load_function
 from topics.prompts import PromptRow
@@ -70,28 +69,6 @@ def open_file(wanted: Wanted) -> FileSource:
     return FileSource(rows, seed=wanted.seed, name=wanted.spec)
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-@lru_cache(maxsize=8)
-def epoch_order(rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The permutation of `rows` rows in one epoch.
-
-    Sorting by hashed keys keeps it the same under every version of numpy.
-
-    Returns:
-        [rows] int64 row numbers.
-    """
-    words = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], np.uint64)
-    start, step = _mix(_mix(words) + np.array([1, 2], np.uint64))
-    keys = _mix(_mix(np.arange(rows, dtype=np.uint64) + start) ^ step)
-    return np.argsort(keys, kind="stable")
-
-
 class FileSource:
     """Rows of a file: every epoch shows each row once, in the order that (seed, epoch) gives."""
 
@@ -113,8 +90,7 @@ class FileSource:
 
     def row(self, index: int) -> PromptRow:
         """The row at place `index` of the endless order."""
-        epoch, place = divmod(index, self._rows)
-        number = epoch_order(self._rows, self._seed, epoch)[place]
+        number = row_at(index, self._rows, self._seed)
         return self._decoder.decode(self._block[self._ends[number] : self._ends[number + 1]])
 
     def longest(self, count: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from asyncrl import environment_names
 from asyncrl.data import file_source
 from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
 from asyncrl.data.file_source import FileSource, Wanted
@@ -31,13 +32,13 @@ class SourceKind(NamedTuple):
 
 def _open_environment(wanted: Wanted) -> DataSource:
     kind, _, name = wanted.spec.partition(":")
-    return environments.make(kind, name, wanted.options, wanted.seed)
+    return environments.make(kind, name, wanted.options, wanted.seed, wanted.base)
 
 
 KINDS = (
     SourceKind(file_source.FORMS, file_source.is_file, file_source.open_file),
     SourceKind(tuple(RULES), RULES.__contains__, lambda wanted: RULES[wanted.spec](wanted.options, wanted.seed)),
-    SourceKind(environments.FORMS, environments.is_environment, _open_environment),
+    SourceKind(environment_names.FORMS, environment_names.is_environment, _open_environment),
     SourceKind(FORMS, is_function, open_function),
 )
 """The kinds of data: at most one matches a text."""

@@ -1,30 +1,27 @@
-"""The kinds of environments, and the form by which `task.source` and `reward.function` name an environment."""
+"""The kinds of environments: `KIND` of the module of each."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from asyncrl.environments.protocol import Environment
-
-KINDS = ("reasoning-gym",)
-"""The kinds: `make` of the module `asyncrl.environments.NAME`, with `_` for `-`, makes those of each."""
-
-FORMS = tuple(f"{kind}:NAME" for kind in KINDS)
-"""How messages name an environment of each kind."""
+from asyncrl.environments.protocol import Environment, EnvironmentKind
 
 
-def is_environment(spec: str) -> bool:
-    """Return whether `spec` is `KIND:NAME`, or a `KIND` without a name."""
-    return spec.partition(":")[0] in KINDS
+def environment_kind(name: str) -> EnvironmentKind:
+    """Return the kind of a name."""
+    kind: EnvironmentKind = import_module(f"asyncrl.environments.{name.replace('-', '_')}.kind").KIND
+    return kind
 
 
-def make(kind: str, name: str, parameters: dict[str, Any], seed: int) -> Environment:
+def make(kind: str, name: str, parameters: dict[str, Any], seed: int, base: Path = Path()) -> Environment:
     """Make an environment; `seed` is that of its rows.
+
+    Args:
+        base: folder that relative paths start from.
 
     Raises:
         DataError: unknown name, unknown parameter, or a value that the environment refuses.
     """
-    module = import_module(f"asyncrl.environments.{kind.replace('-', '_')}")
-    environment: Environment = module.make(name, parameters, seed)
-    return environment
+    return environment_kind(kind).make(name, parameters, seed, base)

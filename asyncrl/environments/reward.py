@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.environment_names import EnvironmentCapability, environment_can
 from asyncrl.environments.kinds import make
 from asyncrl.environments.protocol import Environment
 from topics.prompts import PromptRow
@@ -34,6 +35,6 @@ def make_reward(kind: str, name: str) -> Callable[..., float]:
         parameters = msgspec.json.encode(metadata.get("source_options") or {})
         return environment(named, parameters).score(completion, PromptRow(prompt, label, metadata))
 
-    if name:
+    if name and not environment_can(kind, EnvironmentCapability.PROGRAM):  # else the row has its parameters
         environment(name, b"{}")
     return reward

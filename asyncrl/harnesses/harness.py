@@ -80,11 +80,20 @@ class HarnessKind:
 
 
 async def run_in(
-    sandbox: Sandbox, command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: bytes = b""
+    sandbox: Sandbox,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    wall_s: float | None = None,
 ) -> tuple[ExecResult, str]:
     """Run a program in a sandbox; returns its end, and both streams of its output as one text."""
     pieces: list[bytes] = []
     result = await sandbox.exec(
-        command, on_output=lambda _stream, piece: pieces.append(piece), environment=environment, stdin=stdin
+        command,
+        on_output=lambda _stream, piece: pieces.append(piece),
+        environment=environment,
+        stdin=stdin,
+        wall_s=wall_s,
     )
     return result, b"".join(pieces).decode(errors="replace")

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.harness_settings import HarnessSettings, harness_name, harness_settings
 from asyncrl.config.settings import Config
+from asyncrl.environment_names import ROLLOUT
 from asyncrl.errors import FunctionError
 from asyncrl.functions import load_rollout
+from asyncrl.harnesses.episode import episode_rollout
 from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed
 from asyncrl.harnesses.kinds import harness_kind
-from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade
+from asyncrl.harnesses.limits import within
+from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade, prepare
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
 from asyncrl.sandboxes.kinds import open_sandbox
-from asyncrl.sandboxes.sandbox import FileRefused
 from topics.prompts import PromptRow
-
-if TYPE_CHECKING:
-    from asyncrl.rollout.endpoint import Endpoint
 
 
 def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunction:
@@ -34,6 +29,8 @@ def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunctio
     """
     if rollout == "single_turn":
         return single_turn
+    if rollout == ROLLOUT:
+        return episode_rollout(base)
     if not (name := harness_name(rollout)):
         return load_rollout(rollout, base=base)
     settings = harness_settings(name, config.harnesses)
@@ -47,10 +44,11 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
 
     async def rollout(row: PromptRow, context: RolloutContext) -> None:
         task, name = TaskFiles.of(row), type(harness).__name__.lower()
+        open_linked = partial(opened, links=task.links) if task.links else opened
+        limit_s = min(settings.time_limit_s, task.limit_s or settings.time_limit_s)
         async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(opened())
-            for path, text in task.files.items():
-                await sandbox.put(path, text.encode())
+            sandbox = await stack.enter_async_context(open_linked())
+            await prepare(sandbox, task)
             again = settings.resume == "abandon"
             endpoint, tools = context.endpoint(again=again), await context.tools(*settings.tools, again=again)
             if settings.address != "none":
@@ -58,7 +56,7 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
                 await stack.enter_async_context(endpoint.listen(listening, tools if settings.tools else None))
             attempt = Attempt(row, context, endpoint, sandbox, tools)
             stack.enter_context(context.working(name))
-            fault = await _within(harness.run(attempt), endpoint, settings.time_limit_s)
+            fault = await within(harness.run(attempt), endpoint, limit_s)
             if settings.tools:
                 context.outcome(metrics={"tool_calls": tools.calls, "tool_failures": tools.failures})
             if fault and settings.at_failure == "drop":
@@ -67,9 +65,9 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
             if graded is None and not task.tests:
                 _tell(context, fault, None, "")
                 return
-            files = await collect(sandbox)
-            graded = graded or await grade(opened, task, files)
-        _tell(context, fault, graded, difference(task.files, files))
+            collected = await collect(sandbox)
+            graded = graded or await grade(open_linked, task, collected)
+        _tell(context, fault, graded, difference(task.files, collected.files))
 
     return rollout
 
@@ -82,28 +80,3 @@ def _tell(context: RolloutContext, fault: str, graded: Graded | None, diff: str)
         metrics={**(graded.metrics if graded else {}), "failed": float(bool(fault))},
         artefacts={name: text for name, text in artefacts.items() if text},
     )
-
-
-async def _within(work: Coroutine[Any, Any, None], endpoint: Endpoint, limit_s: float) -> str:
-    """Do the work of a program for so long, without the time in which it waits for the policy.
-
-    Returns:
-        Why it failed, or "".
-
-    Raises:
-        SandboxError: the sandbox failed, not the program.
-    """
-    task, began = asyncio.ensure_future(work), time.monotonic()
-    try:
-        while not task.done():
-            left = limit_s - (time.monotonic() - began - endpoint.waited_s)
-            if left <= 0:
-                return f"the program ran longer than time_limit_s = {limit_s:g}"
-            await asyncio.wait({task}, timeout=left)
-        task.result()
-    except (HarnessFailed, FileRefused) as error:  # a program may have made a folder of a file that is written
-        return str(error)
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-    return ""

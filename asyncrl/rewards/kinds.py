@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from asyncrl.addresses import is_address
-from asyncrl.environments.kinds import FORMS as ENVIRONMENTS
-from asyncrl.environments.kinds import KINDS, is_environment
+from asyncrl.environment_names import EnvironmentCapability, environment_can, kinds_that_can
 from asyncrl.functions import FORMS as FUNCTIONS
 from asyncrl.functions import is_function
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
@@ -46,12 +45,16 @@ BUILT_IN: dict[str, Reward] = {
         )
         for name in INSTRUCTION_REWARDS
     },
-    **{kind: Reward(_OF_ENVIRONMENT, {"kind": kind, "name": ""}) for kind in KINDS},
+    **{
+        kind: Reward(_OF_ENVIRONMENT, {"kind": kind, "name": ""})
+        for kind in kinds_that_can(EnvironmentCapability.SCORE)
+    },
     "random": Reward("asyncrl.rewards.answers:by_chance", reads_label=False),
 }
 """The rewards with a name: a new one is a scorer and a row here."""
 
-FORMS = (*BUILT_IN, *ENVIRONMENTS, "http://ADDRESS", "RUBRIC.toml", *FUNCTIONS)
+_SCORING = tuple(f"{kind}:NAME" for kind in kinds_that_can(EnvironmentCapability.SCORE))
+FORMS = (*BUILT_IN, *_SCORING, "http://ADDRESS", "RUBRIC.toml", *FUNCTIONS)
 """How messages name all rewards."""
 
 
@@ -64,7 +67,7 @@ def reward_of(spec: str) -> Reward | None:
     if spec.endswith(".toml"):
         grader = "asyncrl.rewards.rubric_graders:open_rubric"
         return Reward(reads_label=False, grader=grader, lists=True, remote=True, judged=True)
-    if spec not in BUILT_IN and is_environment(spec):
+    if spec not in BUILT_IN and environment_can(spec, EnvironmentCapability.SCORE):
         kind, _, name = spec.partition(":")
         return Reward(_OF_ENVIRONMENT, {"kind": kind, "name": name}, loaded=True)
     return BUILT_IN.get(spec)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.errors import AsyncRLError, EnvironmentFault
 from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.experts import inherited
+from asyncrl.rollout.host import Host, Limits
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside, seed_of_call
 from asyncrl.rollout.outcomes import as_bytes, check_outcome, merged
 from asyncrl.rollout.row import Row
 from asyncrl.rollout.tool_calls import ToolCalls
-from asyncrl.tools.server import Toolbox, ToolServer
+from asyncrl.tools.server import ToolServer
 from asyncrl.tracing import traceparent
 from topics.actors import Waiting
 from topics.prompts import PromptRow
@@ -70,31 +71,6 @@ class _Call(NamedTuple):
     ids: Int32Array
     answer: Answer
     generated: Generated
-
-
-class Limits(NamedTuple):
-    """Bounds of one generation."""
-
-    max_new_tokens: int
-    stop: list[str]
-    seed: int = 0  # of the draws, at each position
-
-
-class Host(Protocol):
-    """The services that a worker gives a context: sampling, and storing progress."""
-
-    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
-        """Extend an open answer until it is done, over updates and deaths of engines."""
-
-    async def checkpoint(self) -> None:
-        """Publish the current journal; returns when it is stored."""
-
-    @property
-    def toolbox(self) -> Toolbox:
-        """The servers of tools of the worker."""
-
-    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
-        """Suspends the lease's progress timeout for a call with its own limit."""
 
 
 class RolloutContext:
@@ -184,6 +160,28 @@ class RolloutContext:
             return path, answer
 
         return Endpoint(self.tokenizer, sample, max_new_tokens=most)
+
+    async def opponent(
+        self,
+        token_ids: Sequence[int] | Int32Array,
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Generated:
+        """Sample a continuation by the engines of `rollout.opponent_engines`. It is recorded, and not trained.
+
+        Raises:
+            ToolFailed: there are none, or they gave no answer within `rollout.tool_limit_s`.
+        """
+        most = max_new_tokens or self._limits.max_new_tokens
+        limits = Limits(most, list(self._limits.stop if stop is None else stop))
+
+        async def sample(ids: list[int], _most: int, _stop: list[str], seed: int) -> tuple[list[int], str]:
+            return await self._host.opponent(ids, limits._replace(seed=seed))
+
+        ids, seed = np.ascontiguousarray(token_ids, dtype=np.int32).tolist(), self.random().getrandbits(62)
+        tokens, finish = await self.tool("opponent", sample, ids, limits.max_new_tokens, limits.stop, seed)
+        return Generated(Answer("", "", tokens=np.array(tokens, np.int32), finish=finish, done=True), self.tokenizer)
 
     def working(self, name: str) -> AbstractContextManager[None]:
         """Count a block as the work of a program that has its own time limit, so that the lease is kept."""

@@ -23,6 +23,7 @@ from asyncrl.config.live_settings import judge_kind
 from asyncrl.config.process_settings import placement_kind
 from asyncrl.config.settings import Config
 from asyncrl.config.trainers import trainer_kind
+from asyncrl.environment_names import ROLLOUT
 from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
 from asyncrl.live.redaction import redaction_setup
@@ -50,7 +51,7 @@ from asyncrl.run.user_actors import ActorsError, load_actors
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 from topics.roles import OPERATOR
 
-ROLLOUTS = ("single_turn",)
+ROLLOUTS = ("single_turn", ROLLOUT)
 
 _JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends
 _LEAST_MEMORY_MB = 128

@@ -13,6 +13,7 @@ from asyncrl.config.sandbox_settings import SandboxCapability, sandbox_kind, wea
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import Task
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.environment_names import EnvironmentCapability, environment_can
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.live.turn_boundary import AUTO, open_boundary
 
@@ -39,6 +40,10 @@ def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
     yield from faults
     if not faults and (problem := kind.problem(config.sandbox)):
         yield Finding(("sandbox.kind",), problem)
+    linking = [task for task in using if environment_can(task.source, EnvironmentCapability.TESTS)]
+    if linking and SandboxCapability.LINKS not in kind.capabilities():
+        message = f"{linking[0].source} has tests at absolute paths, which sandboxes of this kind do not have"
+        yield Finding(("sandbox.kind", *linking[0].keys("source")), f"{message}; set another kind")
     yield from _template(config.model, base, using[0])
 
 

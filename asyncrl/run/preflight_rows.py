@@ -82,6 +82,9 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
     except (DataError, RowMakerDown, OSError) as error:
         yield Finding((*keys, *what.options), str(error))
         return
+    if config.task.mastered.groups and what.answered and not what.held_out and opened.rows_per_epoch is None:
+        message = f"needs a finite number of rows: {opened.description}, each once; leave it at 0"
+        yield Finding(("task.mastered.groups", *keys), message)
     if config.task.epochs and what.answered and not what.held_out:
         yield from _epochs(config, opened)
     check = _rows_for_model if config.model.path else _rows_for_made_model

@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -85,7 +85,7 @@ class Bubblewrap(SandboxKind):
         memory, disk = settings.memory_mb * _MB, settings.disk_mb * _MB
         limits = [f"DATA={memory}", f"FSIZE={disk}", f"NPROC={settings.processes}"]
         python = _python()
-        files = [*_system(), *_bound(_libraries_of(python)), *given, *_memory(disk, settings.readable)]
+        files = [*_system(), *_bound(_libraries_of(python)), *given, *_memory(disk, settings.readable, settings.links)]
         program = [shutil.which("bwrap") or "bwrap", *_ALONE, *files]
         command = [*program, "--", python, "-I", "-S", _SERVER, _WORKSPACE, *limits]
         return Launch([*_without_rights(), *command], _WORKSPACE, tuple(fds), settings.disk_mb)
@@ -132,7 +132,7 @@ def _bound(paths: Sequence[str]) -> Iterator[str]:
         yield from ("--ro-bind", path, path)
 
 
-def _memory(disk: int, readable: Sequence[str] = ()) -> list[str]:
+def _memory(disk: int, readable: Sequence[str] = (), links: Mapping[str, str] | None = None) -> list[str]:
     """The file systems in memory, and all else read-only, also what is readable of the host's `/tmp`.
 
     The folder of the first process in /proc is hidden.
@@ -140,7 +140,8 @@ def _memory(disk: int, readable: Sequence[str] = ()) -> list[str]:
     hidden = ("--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     devices = ("--dev", "/dev", "--size", str(_SHARED_MB * _MB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
     files = ("--size", str(disk), "--tmpfs", _WORKSPACE, "--size", str(disk), "--tmpfs", "/tmp")
-    return [*hidden, *devices, *files, *_bound(readable), "--remount-ro", "/"]
+    linked = [word for path, to in (links or {}).items() for word in ("--symlink", f"{_WORKSPACE}/{to}", path)]
+    return [*hidden, *devices, *files, *_bound(readable), *linked, "--remount-ro", "/"]
 
 
 def _without_rights() -> list[str]:

@@ -57,7 +57,8 @@ class Containers(SandboxKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         limits = {SandboxCapability.SHARED_MEMORY_LIMIT, SandboxCapability.PROCESS_LIMIT, SandboxCapability.CORE_LIMIT}
-        return frozenset(SandboxCapability) - (limits if _is_weak(self._program, self._weak) else set())
+        given = frozenset(SandboxCapability) - {SandboxCapability.LINKS}
+        return given - (limits if _is_weak(self._program, self._weak) else set())
 
     def launch(self, settings: SandboxSettings) -> Launch:
         name = name_of_mine()

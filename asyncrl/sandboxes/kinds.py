@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from asyncrl.config.sandbox_settings import SandboxSettings, sandbox_kind
+import msgspec
+
+from asyncrl.config.sandbox_settings import SandboxCapability, SandboxSettings, sandbox_kind
 from asyncrl.sandboxes.control_groups import ControlGroups, group_parents
 from asyncrl.sandboxes.leftovers import is_left
 from asyncrl.sandboxes.remote import sandbox_of
-from asyncrl.sandboxes.sandbox import Sandbox
+from asyncrl.sandboxes.sandbox import Sandbox, SandboxError
 
 _looked = False  # for what killed workers left
 
 
 @asynccontextmanager
-async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
+async def open_sandbox(settings: SandboxSettings, *, links: Mapping[str, str] | None = None) -> AsyncIterator[Sandbox]:
     """Start a sandbox, and destroy it at the end. The first one of a process ends what killed workers have left.
+
+    Args:
+        links: folders of the workspace by absolute paths at which programs find them too.
 
     Raises:
         SandboxError: it does not start.
@@ -30,7 +35,11 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
         _looked = True
         await end_leftovers()
         await asyncio.to_thread(sandbox_kind(settings.kind).end_leftovers)
+    if links:
+        settings = msgspec.structs.replace(settings, links={**settings.links, **links})
     sandbox = sandbox_of(settings)
+    if settings.links and SandboxCapability.LINKS not in sandbox.capabilities:
+        raise SandboxError("its programs find no folder of the workspace at another path, such as /tests")
     await sandbox.start()
     try:
         yield sandbox

@@ -87,7 +87,7 @@ class ShellKind(RemoteKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         """Return the guarantees of a service: the limits are those of the image."""
-        return frozenset(SandboxCapability) - {SandboxCapability.REACHES_WORKER}
+        return frozenset(SandboxCapability) - {SandboxCapability.REACHES_WORKER, SandboxCapability.LINKS}
 
     def sandbox(self, settings: SandboxSettings) -> Sandbox:
         return ShellSandbox(self, settings)

@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.data.file_source import epoch_order
 from asyncrl.data.sources import MixedSource, label_reader
 from asyncrl.environments.protocol import DataError, DataSource
+from asyncrl.epochs import epoch_order
 from harness.data_files import opened, refused, write_rows
 from topics.prompts import PromptRow
 
@@ -260,9 +260,10 @@ def test_unknown_data_is_refused_with_what_is_known(tmp_path, spec):
     text = refused(tmp_path, spec)
 
     assert (
-        f"unknown data {spec!r}; known are FILE.jsonl, FILE.parquet, reverse, sum, reasoning-gym:NAME, FILE.py:FUNCTION"
+        f"unknown data {spec!r}; known are FILE.jsonl, FILE.parquet, reverse, sum, reasoning-gym:NAME, text:NAME"
         in text
     )
+    assert "openenv:NAME, FILE.py:FUNCTION, MODULE:FUNCTION" in text
 
 
 def test_an_error_about_a_data_set_of_a_hub_says_how_to_fetch_it(tmp_path):

@@ -383,6 +383,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a batch with a group less": (lose_group, "wrong size"),
     "a healthy member dropped as failed": (lambda r: drop_a_healthy_member(r, "rollout"), "dropped without cause"),
     "a healthy member dropped for its age": (lambda r: drop_a_healthy_member(r, "lag"), "dropped without cause"),
+    "a healthy member dropped as surplus": (lambda r: drop_a_healthy_member(r, "surplus"), "dropped without cause"),
     "a member dropped before its deadline": (lambda r: drop_a_healthy_member(r, "deadline"), "dropped without cause"),
     "a healthy group dropped as failed": (lambda r: drop_a_healthy_group(r, "failed"), "dropped without cause"),
     "a healthy group dropped for its age": (lambda r: drop_a_healthy_group(r, "lag"), "dropped without cause"),

@@ -9,7 +9,8 @@ import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.token_buffer import TokenBuffer
-from asyncrl.rollout.context import Limits, RolloutContext
+from asyncrl.rollout.context import RolloutContext
+from asyncrl.rollout.host import Limits
 from asyncrl.rollout.journal import Journal, branch_tasks
 from asyncrl.tools.server import Toolbox
 from topics.trajectories import ProgressEntry

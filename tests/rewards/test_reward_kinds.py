@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from asyncrl.environments.kinds import KINDS
+from asyncrl.environment_names import KINDS
 from asyncrl.rewards.graders import GraderError, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
 from asyncrl.rewards.kinds import BUILT_IN, FORMS, reward_of

@@ -231,11 +231,23 @@ def _missing_cause(group: Group, key: Key, drop: Drop, config: Config) -> str:
     if drop.reason == "deadline":
         known = first is not None and first.time_ns < _seen_ns(drop)
         return "no grade or failure before its deadline" if known else _before_deadline(group, drop, config)
+    if drop.reason == "surplus":
+        return _missing_others(group, drop)
     if drop.reason == "lag":
         return "" if first is not None and first.grade and _is_old(first.grade, drop, config.buffer) else _OLD
     if first is None or first.grade is not None or first.reason != drop.reason:
         return f"a failure ({drop.reason}) before any grade"
     return ""
+
+
+def _missing_others(group: Group, drop: Drop) -> str:
+    """Return why a group could not do without a member; "" if it could."""
+    ended = {key.member for key, other in group.drops.items() if other.reason == "surplus"}
+    graded = {
+        key.member for key, claims in group.claims.items() if claims[0].grade and claims[0].time_ns < drop.time_ns
+    }
+    others = (graded | {key.member for key in group.submitted}) - ended
+    return "" if 0 < group.wanted <= len(others) else f"{group.wanted or 'all'} graded members without it"
 
 
 def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:

@@ -13,6 +13,8 @@ from topics.table import BUILT_IN
 from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
+_EARLY = ("deadline", "surplus")  # reasons of ends of members that may have no result
+
 End: TypeAlias = int | str | EvalScored  # the batch or evaluation that holds it, or the reason it was dropped for
 
 
@@ -115,6 +117,7 @@ class Group:
     def __init__(self, prompt_id: str) -> None:
         self.prompt_id = prompt_id
         self.size = 0  # members; 0 before an issue was read
+        self.wanted = 0  # members that are trained; 0: all
         self.issued_ns = 0  # server's clock at the first issue; of an evaluation at the newest
         self.issues: dict[Key, Issue] = {}
         self.rules: Rules | None = None  # by its first issue
@@ -158,7 +161,7 @@ class Group:
         """Return whether all members are issued, and all that its ends are about was read."""
         if not self.issued:
             return False
-        claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason != "deadline")]
+        claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason not in _EARLY)]
         if not all(key in self.issues and key in self.claims for key in claimed):
             return False
         return self.dropped is None or self.dropped.reason in ("deadline", "purged") or self.complete_ns() is not None

@@ -124,7 +124,7 @@ class Groups(Fold):
         group = self._group(key.prompt_id)
         if not group.issues:
             self.prompts += 1
-            group.size = message.group_size
+            group.size, group.wanted = message.group_size, message.wanted
             group.rules = Rules(message.task, message.temperature, message.estimator)
             self._check_origin(group, message.origin)
             group.secrets = message.secrets

@@ -28,6 +28,7 @@ _FIXED = (
     "tasks",
     "stages",
     "rollout.group_size",
+    "rollout.oversample",
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",

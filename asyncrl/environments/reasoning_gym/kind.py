@@ -6,12 +6,13 @@ import dataclasses
 import difflib
 import warnings
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from asyncrl.environments.protocol import DataError, check_options, draw
+from asyncrl.environments.protocol import DataError, Environment, EnvironmentKind, check_options, draw
 from topics.prompts import PromptRow
 
 _CHUNK_ROWS = 500
@@ -93,4 +94,11 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-make = ReasoningGym
+class _Kind(EnvironmentKind):
+    """See `asyncrl.environments.protocol.EnvironmentKind`."""
+
+    def make(self, name: str, parameters: dict[str, Any], seed: int, base: Path) -> Environment:
+        return ReasoningGym(name, parameters, seed)
+
+
+KIND = _Kind()

@@ -1,0 +1,1 @@
+"""The environment kind `openenv`."""

@@ -1,0 +1,4 @@
+#!/bin/bash
+reward=0
+[ "$(head -c 1 /app/answer)" = 1 ] && reward=1
+echo $reward > /logs/verifier/reward.txt

@@ -1,0 +1,39 @@
+"""The services that a worker gives a rollout context."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from asyncrl.tools.server import Toolbox
+from topics.actors import Waiting
+from topics.trajectories import Answer
+from topics.wire import Int32Array
+
+
+class Limits(NamedTuple):
+    """Bounds of one generation."""
+
+    max_new_tokens: int
+    stop: list[str]
+    seed: int = 0  # of the draws, at each position
+
+
+class Host(Protocol):
+    """The services that a worker gives a context: sampling, and storing progress."""
+
+    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
+        """Extend an open answer until it is done, over updates and deaths of engines."""
+
+    async def checkpoint(self) -> None:
+        """Publish the current journal; returns when it is stored."""
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The servers of tools of the worker."""
+
+    async def opponent(self, input_ids: list[int], limits: Limits) -> tuple[list[int], str]:
+        """Return the tokens of a frozen model, and how its answer ended; see `RolloutContext.opponent`."""
+
+    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
+        """Suspends the lease's progress timeout for a call with its own limit."""
