@@ -121,7 +121,7 @@ class _Chat:
     async def reply(self) -> str | None:
         """Return the next reply; None if the context of the model is full."""
         try:
-            text = await self._endpoint.reply(self._messages, self._tools)
+            text = (await self._endpoint.reply(self._messages, self._tools)).text
         except LiveError as error:
             if error.code == TOO_LONG:
                 return None

@@ -85,7 +85,8 @@ async def test_a_task_plays_its_episode_with_the_policy_as_its_model(tokenizer):
         await life.run(partial(episode_rollout(Path()), row))
         outcome = life.context.outcome_given()
         rewards.append(outcome.reward)
-        assert (outcome.metrics["right"], outcome.metrics["failed"]) == (outcome.reward, 0.0), outcome.artefacts
+        assert not outcome.artefacts
+        assert (outcome.metrics["right"], outcome.metrics["failed"]) == (outcome.reward, 0.0)
         assert life.context.completion == reply
         [segment] = life.context.segments()
         assert tokenizer.decode(segment.tokens[segment.mask == 1]) == reply

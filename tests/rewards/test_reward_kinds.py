@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from asyncrl.environment_names import KINDS
+from asyncrl.environment_names import EnvironmentCapability, kinds_that_can
 from asyncrl.rewards.graders import GraderError, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
 from asyncrl.rewards.kinds import BUILT_IN, FORMS, reward_of
@@ -14,7 +14,7 @@ from harness.child_graders import asked
 
 OWN = "mine.py:reward"
 SERVER = "http://127.0.0.1:9/judge"
-SPECS = (*BUILT_IN, *(f"{kind}:leg_counting" for kind in KINDS), OWN, SERVER)
+SPECS = (*BUILT_IN, *(f"{kind}:leg_counting" for kind in kinds_that_can(EnvironmentCapability.SCORE)), OWN, SERVER)
 
 
 @pytest.fixture

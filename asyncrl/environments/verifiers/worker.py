@@ -75,7 +75,7 @@ class Tasks:
             self._begun = asyncio.create_task(self._serve())
         await asyncio.shield(self._begun)
         os.environ[name] = key
-        client = vf.resolve_client(vf.EvalClientConfig(base_url=address, api_key_var=name))
+        client = vf.EvalClientConfig(base_url=address, api_key_var=name)
         try:
             context = vf.ModelContext(model="policy", client=client, sampling=vf.Sampling(temperature=1.0))
             episode = await self._env.run_episode(self._task(number), context)
