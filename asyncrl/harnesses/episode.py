@@ -7,6 +7,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from asyncrl.environment_names import EnvironmentCapability, environment_can
 from asyncrl.environments.kinds import environment_kind
 from asyncrl.environments.protocol import Episode, Observation, Played, Problem, Step
@@ -121,13 +123,14 @@ class _Chat:
     async def reply(self) -> str | None:
         """Return the next reply; None if the context of the model is full."""
         try:
-            text = (await self._endpoint.reply(self._messages, self._tools)).text
+            reply = await self._endpoint.reply(self._messages, self._tools)
         except LiveError as error:
             if error.code == TOO_LONG:
                 return None
             raise
-        self._messages.append({"role": "assistant", "content": text})
-        return text
+        self._messages.append(reply.message)
+        calls = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]
+        return msgspec.json.encode(calls).decode() if calls else reply.text
 
     def observe(self, observation: Observation) -> None:
         """Add what the environment answered."""

@@ -35,6 +35,7 @@ from asyncrl.rewards.graders import open_grader
 from asyncrl.rewards.score import GradeRequest
 from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import the_problem
+from harness.live_runs import WITH_TOOLS
 from harness.lives import Life
 from topics.prompts import PromptRow
 
@@ -318,3 +319,23 @@ def test_the_rollout_of_environments_needs_rows_with_episodes():
     problem = the_problem("demo", "task.rollout=environment")
 
     assert "needs rows of an environment with episodes; task.source has none" in problem.message
+
+
+async def test_an_environment_with_messages_and_tools_gets_the_calls_of_a_reply(tmp_path: Path):
+    create_model(tmp_path, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=WITH_TOOLS)
+    tokenizer = TaskTokenizer.load(tmp_path)
+    (tmp_path / "counted.py").write_text(
+        "class Counted:\n"
+        "    tools = [{'type': 'function', 'function': {'name': 'add', 'description': '', 'parameters': {}}}]\n"
+        "    def reset(self, *, seed): return [{'role': 'user', 'content': 'count'}]\n"
+        "    def step(self, text): self.seen = text; return text, float('add' in text), 'add' not in text, False, {}\n"
+    )
+    row = await row_of(make("text", f"{tmp_path}/counted.py:Counted", {}, 1), 0)
+    life, replies = Life(tokenizer, most=200), ['<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "done"]
+    life.host.written = lambda _ids: [*tokenizer.encode(replies.pop(0)).tolist(), tokenizer.eos_ids[0]]
+
+    await life.run(partial(episode_rollout(Path()), row))
+
+    assert row.metadata["tools"][0]["function"]["name"] == "add"
+    assert life.context.completion == '[{"name":"add","arguments":{"a":1}}]\ndone'
+    assert life.context.outcome_given().turn_rewards == [1.0, 0.0]
