@@ -348,8 +348,8 @@ def test_chat_rows_need_a_chat_template(model, written, tmp_path):
 def test_a_misspelt_reward_is_answered_with_the_nearest():
     assert the_problem("demo", "reward.function=exat", files=True).message == (
         'found "exat", expected exact, math, dapo, last_number, deepscaler, f1, gpqa, boxed_math, boxed_f1, '
-        "boxed_gpqa, ifbench, ifeval, reasoning-gym, random, http://host:port/path, path/to/file.py:function or "
-        "package.module:function; did you mean exact?"
+        "boxed_gpqa, ifbench, ifeval, reasoning-gym, verifiers, random, http://host:port/path, "
+        "path/to/file.py:function or package.module:function; did you mean exact?"
     )
 
 
