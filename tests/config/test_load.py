@@ -101,8 +101,8 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
 
     assert (
         problem.message
-        == "no such file, and the shipped configs are addition, chat, coder, custom, demo, fleet, live-demo, one-gpu, "
-        "sums, two-gpus; did you mean demo?"
+        == "no such file, and the shipped configs are addition, chat, coder, custom, demo, fleet, guess, live-demo, "
+        "one-gpu, proposer, self-play, sums, two-gpus; did you mean demo?"
     )
 
 
