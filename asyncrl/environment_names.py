@@ -13,7 +13,7 @@ class EnvironmentCapability(enum.Enum):
 
     SCORE = enum.auto()  # scores an answer to a row: `reward.function` may name it
     EPISODE = enum.auto()  # takes replies one after the other: `task.rollout = "environment"`
-    PROGRAM = enum.auto()  # a program of its own works with the policy as its model: `task.rollout = "environment"`
+    PROGRAM = enum.auto()  # its program works with the policy as model: `task.rollout = "environment"`
     TESTS = enum.auto()  # rows have files and tests, for `task.rollout = "harness:NAME"`
     PATH = enum.auto()  # its name is a path
 

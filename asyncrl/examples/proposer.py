@@ -14,7 +14,7 @@ _SUM = re.compile(r"(\d)\+(\d)")
 
 
 class Examples:
-    """Both roles by turns: a digit asks for a sum with it, and a sum for its value."""
+    """Rows of both roles: a digit asks for a sum with it, and a sum for its value."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -43,7 +43,7 @@ class TaskFiles(msgspec.Struct):
     test_files: dict[str, str | Binary] = {}  # that are put over the files before the tests
     test_limit_s: float | None = None  # seconds of each test; None: `sandbox.wall_s`
     test_environment: dict[str, str] = {}  # variables of the tests
-    # Files in which the tests leave the reward: a number, or JSON with "reward". None of them there: the reward is 0.
+    # Files in which the tests leave the reward: a number, or JSON with "reward". Without such a file the reward is 0.
     reward_files: list[str] = []
     setup: list[str] = []  # a program that runs before the policy works; its failure is a fault of the environment
     setup_limit_s: float = 120.0

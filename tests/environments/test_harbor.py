@@ -132,7 +132,7 @@ def test_a_task_that_cannot_serve_is_named_with_what_it_lacks(task: Path):
 
     dockerfile = task / "environment" / "Dockerfile"
     dockerfile.write_text("FROM x\nWORKDIR /app\nRUN apt-get install gcc\n")
-    assert "write-2 needs what its Dockerfile does: RUN apt-get install gcc. Sandboxes here run no images" in fault()
+    assert "write-2 needs the commands of its Dockerfile: RUN apt-get install gcc. Its image is not used" in fault()
     assert row_of(task, host=True).metadata["files"] == {}
     dockerfile.write_text("FROM x\nCOPY absent.txt .\n")
     assert "Dockerfile copies absent.txt, which is not in" in fault()
@@ -140,7 +140,7 @@ def test_a_task_that_cannot_serve_is_named_with_what_it_lacks(task: Path):
     assert "copies a file to /etc/file, which is of the system" in fault()
     dockerfile.unlink()
     (task / "task.toml").write_text('[environment]\ndocker_image = "no/such:image"\n')
-    assert "needs the image no/such:image. Sandboxes here run no images; set the option host = true" in fault()
+    assert "needs the image no/such:image. Its image is not used; set the option host = true" in fault()
     (task / "task.toml").write_text("")
     (task / "tests" / "data").write_bytes(bytes(5 << 20))
     assert "bytes, expected at most 4,194,304" in fault()

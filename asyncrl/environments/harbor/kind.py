@@ -149,10 +149,10 @@ def _environment(task: Path, about: _TaskToml, *, host: bool) -> Built:
     path = task / "environment" / "Dockerfile"
     built = read_dockerfile(path) if path.is_file() else Built("/app", {}, {}, [])
     needs = f"the image {about.environment.docker_image}" if about.environment.docker_image else ""
-    needs = needs or next((f"what its Dockerfile does: {line}" for line in built.skipped), "")
+    needs = needs or next((f"the commands of its Dockerfile: {line}" for line in built.skipped), "")
     if needs and not host:
         advice = "set the option host = true to take the programs of this machine in its place"
-        raise DataError(f"the Harbor task {task} needs {needs}. Sandboxes here run no images; {advice}")
+        raise DataError(f"the Harbor task {task} needs {needs}. Its image is not used; {advice}")
     return built
 
 
