@@ -71,10 +71,19 @@ class ClaudeCodeSettings(HarnessSettings, tag="claude-code"):
 
 
 class CodexSettings(HarnessSettings, tag="codex"):
-    """Codex, as npm installs it (`npm install @openai/codex`)."""
+    """Codex, as npm installs it (`npm install @openai/codex`). It takes no `tools`: it declares tools of MCP servers as
+    namespaces, which the endpoint leaves out.
+    """
 
     program: str = "codex"  # Path of the program.
     arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
+
+    def problem(self) -> str:
+        return (
+            "codex gives the policy no tools of MCP servers; leave out `tools`, or take another harness"
+            if self.tools
+            else ""
+        )
 
 
 class OpencodeSettings(HarnessSettings, tag="opencode"):

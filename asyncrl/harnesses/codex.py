@@ -17,11 +17,6 @@ base_url = "{base_url}"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 """
-_TOOLS = """
-[mcp_servers.tools]
-url = "{url}"
-bearer_token_env_var = "OPENAI_API_KEY"
-"""
 _FOLDER = ".codex"
 _WORDS = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", INSTRUCTION]
 
@@ -33,10 +28,7 @@ class _Codex:
         self._command = command
 
     async def run(self, attempt: Attempt) -> None:
-        endpoint = attempt.endpoint
-        config = _CONFIG.format(base_url=endpoint.base_url)
-        config += _TOOLS.format(url=endpoint.mcp_url) if endpoint.mcp_url else ""
-        files = {f"{_FOLDER}/config.toml": config}
+        files = {f"{_FOLDER}/config.toml": _CONFIG.format(base_url=attempt.endpoint.base_url)}
         words = ["sh", "-c", f'CODEX_HOME="$PWD/{_FOLDER}" exec "$@"', "sh", *self._command]
         await Command(words, {}, files).run(attempt)
 

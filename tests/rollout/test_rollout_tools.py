@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.harness_settings import CommandSettings, MiniSettings, PythonSettings
+from asyncrl.config.harness_settings import KINDS, CommandSettings, MiniSettings, PythonSettings
 from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.config.tool_settings import McpSettings, PythonToolsSettings
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -165,6 +165,11 @@ async def test_an_episode_whose_server_cannot_be_reached_ends_with_its_reason_an
 
     with pytest.raises(ToolsUnavailable, match="no-such-program"):
         await work(tokenizer, absent, "x")
+
+
+@pytest.mark.parametrize("kind", ["codex", "pi"])
+def test_a_harness_that_takes_no_tools_refuses_them(kind):
+    assert "take another harness" in KINDS[kind](tools=["sums"]).problem()
 
 
 async def test_harnesses_give_their_tools_to_the_policy_and_to_programs(tokenizer, added, tmp_path):
