@@ -29,7 +29,10 @@ else:
     DirectionName = Literal[names(DIRECTIONS)]
     EstimatorName = Literal[names(KL_ESTIMATORS)]
 
-_Projection: TypeAlias = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXPERTS = "experts"
+"""Target of adapters that stands for all projections of routed experts."""
+
+_Projection: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 
 
 class PenaltySettings(Settings):
@@ -81,7 +84,8 @@ class LoraSettings(Settings):
     # Versions that engines get: "merged": whole models with the adapters in them; "adapter": the adapters alone, which
     # each engine's host adds to `model`.
     publish: Literal["merged", "adapter"] = "merged"
-    # Projections of every layer that have an adapter: those of the attention, of the feed-forward layer, or some.
+    # Linear modules of every layer that have an adapter, by the last part of their names; `experts` stands for all
+    # projections of routed experts, with `publish = "merged"` and one rank.
     targets: Annotated[list[_Projection], Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )

@@ -18,8 +18,9 @@ from asyncrl.algorithms.own_columns import COLUMNS
 from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import Capability
 from asyncrl.config.finding import Finding
+from asyncrl.config.learner_settings import EXPERTS
 from asyncrl.config.own_algorithms import Named, named_algorithms
-from asyncrl.config.settings import Config, ModelSettings
+from asyncrl.config.settings import Config, LearnerSettings, ModelSettings
 from asyncrl.config.staged import as_in
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.data.model_dir import ModelError, check_model_directory, model_info, read_json, tensor_shapes, weight_files
@@ -40,6 +41,7 @@ from topics.trajectories import Reference
 _HEAD = "lm_head.weight"  # a critic has another one
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _BIASES = ((".self_attn.", "attention_bias"), (".mlp.", "mlp_bias"))  # which config.json announces
+_ROUTER = "gate"  # of tokens to experts
 _ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
 
 
@@ -104,19 +106,37 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
         if lora.publish == "adapter" and (form is not None or config.weights.format not in ("plain", "model")):
             message = 'adapters are added to no quantised weights; set learner.lora.publish = "merged"'
             yield Finding(("learner.lora.publish", "weights.format", "model.path"), message)
+        yield from _adapted_experts(config.learner)
         if not config.model.path:
             return  # a created model has all that can be named
-        shapes = [name for name in tensor_shapes(path) if ".layers." in name and _ROUTED not in name]
-        names = {name.removesuffix(".weight").rpartition(".")[2] for name in shapes}
+        names = _adaptable(tensor_shapes(path))
     except ModelError:
         return  # reported where the model itself is checked
     if missing := [target for target in lora.targets if target not in names]:
-        there = ", ".join(sorted(name for name in names if name.endswith("_proj"))) or "none"
+        there = ", ".join(sorted(names)) or "none"
         message = (
-            f"the layers of {path} have no {', '.join(missing)} that an adapter can adapt; their projections, "
-            f"without those of routed experts, are {there}"
+            f"the layers of {path} have no {', '.join(missing)} that an adapter can adapt; expected some of {there}"
         )
         yield Finding(("learner.lora.targets", "model.path"), message)
+
+
+def _adapted_experts(learner: LearnerSettings) -> Iterator[Finding]:
+    """Refuse adapters of experts that are published alone, or on several ranks."""
+    lora = learner.lora
+    if EXPERTS in lora.targets and lora.publish == "adapter":
+        message = 'engines add no adapters to routed experts; set learner.lora.publish = "merged"'
+        yield Finding(("learner.lora.targets", "learner.lora.publish"), message)
+    if EXPERTS in lora.targets and learner.ranks > 1:
+        message = f"adapters of experts are on one rank, found learner.ranks = {learner.ranks}; set 1"
+        yield Finding(("learner.lora.targets", "learner.ranks"), message)
+
+
+def _adaptable(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Return the names of `learner.lora.targets` that tensors of a model allow."""
+    layers = {name: shape for name, shape in shapes.items() if ".layers." in name}
+    routed = {EXPERTS for name in layers if _ROUTED in name}
+    matrices = [name for name, shape in layers.items() if _ROUTED not in name and len(shape) == 2]
+    return routed | {name.split(".")[-2] for name in matrices if name.endswith(".weight")} - {_ROUTER}
 
 
 def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:

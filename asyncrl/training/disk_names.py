@@ -93,11 +93,12 @@ class DiskNames:
         tensor: Any = source.tensor
         sharded = isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
         for name, index in self.parts(source.name, shape).items():
-            part, rest = tensor, source.rest
+            part, rest, adapter = tensor, source.rest, source.adapter
             if index and tensor.ndim:
                 part = _Part(tensor, index) if sharded else tensor[index]
                 rest = rest[index] if rest is not None else None
-            yield source._replace(name=prefix + name, tensor=part, rest=rest)
+                adapter = adapter.part(index) if adapter is not None else None
+            yield source._replace(name=prefix + name, tensor=part, rest=rest, adapter=adapter)
 
     def read(self, files: TensorFiles, name: str, shape: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """Put a tensor in memory together from files."""

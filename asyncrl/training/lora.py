@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from asyncrl.config.learner_settings import EXPERTS
+from asyncrl.data.model_dir import ModelError
 from asyncrl.weights.adapters import PEFT_PREFIX
 from asyncrl.weights.merging import added
 
@@ -24,7 +27,7 @@ class Lora:
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]  # last names of the layers' linear modules
+    targets: tuple[str, ...]  # last names of the layers' linear modules, and `EXPERTS`
     published: bool = False  # versions are adapters; else they are whole models, with the adapters in them
 
     @property
@@ -69,27 +72,108 @@ class LoraLinear(nn.Linear):
         return super().forward(hidden) + self.scale * functional.linear(low, self.lora_B)
 
 
+class _LoraExperts(nn.Module):
+    """Experts whose projections, [E, a, b] each, are frozen ones plus alpha / rank * B A.
+
+    The class of a model's experts is replaced by one that inherits from both. So each implementation of experts in
+    transformers reads the sums. A pass computes them once.
+    """
+
+    lora_scale: float
+    lora_sums: dict[str, torch.Tensor]  # of the pass that runs
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """Compute the experts, with the adapters."""
+        self.lora_sums = {name: self.lora_sum(name) for name, one in self._parameters.items() if _has_experts(one)}
+        try:
+            return super().forward(*arguments, **options)
+        finally:
+            self.lora_sums = {}
+
+    def lora_sum(self, name: str) -> torch.Tensor:
+        """Return a projection with its adapter."""
+        own = self._parameters
+        weight, high, low = own[name], own[f"{name}_lora_B"], own[f"{name}_lora_A"]
+        assert weight is not None and high is not None and low is not None
+        return added(weight, high, low, self.lora_scale)
+
+
+def _has_experts(parameter: torch.Tensor | None) -> bool:
+    """Return whether a parameter of experts is a projection; those of adapters are trained."""
+    return parameter is not None and parameter.ndim == 3 and not parameter.requires_grad
+
+
+def _sum_of(name: str) -> property:
+    def read(module: Any) -> torch.Tensor:
+        found: torch.Tensor | None = module.lora_sums.get(name)
+        return module.lora_sum(name) if found is None else found
+
+    return property(read)
+
+
+def _adapt_experts(module: Any, lora: Lora, generator: torch.Generator) -> None:
+    """Add an adapter to each projection of a layer's experts."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise ModelError(
+            f"learner.lora.targets: adapters of experts are on one rank, found {dist.get_world_size()}; "
+            "set learner.ranks = 1, or leave experts out"
+        )
+    names = [name for name, one in module.named_parameters(recurse=False) if one.ndim == 3]
+    for name in names:
+        weight = getattr(module, name)
+        experts, rows, columns = weight.shape
+        drawn = torch.empty(experts, lora.rank, columns).uniform_(-1, 1, generator=generator) * columns**-0.5
+        module.register_parameter(f"{name}_lora_A", nn.Parameter(drawn.to(weight)))
+        module.register_parameter(f"{name}_lora_B", nn.Parameter(weight.new_zeros(experts, rows, lora.rank)))
+    own = type(module)
+    module.lora_scale, module.lora_sums = lora.scale, {}
+    module.__class__ = type(own.__name__, (_LoraExperts, own), {name: _sum_of(name) for name in names})
+
+
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Freeze a model, and add adapters to the targets in its layers."""
+    """Freeze a model, and add adapters to the targets in its layers.
+
+    Raises:
+        ModelError: the layers lack a target, or experts shall have adapters on several ranks.
+    """
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(_SEED)
+    found = set[str]()
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for name, module in linears.items():
         parent, _, last = name.rpartition(".")
         if last in lora.targets:
+            found.add(last)
             setattr(model.get_submodule(parent), last, LoraLinear(module, lora, generator))
+    if EXPERTS in lora.targets:
+        for name, module in list(model.named_modules()):
+            if name.endswith(f".{EXPERTS}") and any(one.ndim == 3 for one in module.parameters(recurse=False)):
+                found.add(EXPERTS)
+                _adapt_experts(module, lora, generator)
+    if missing := [target for target in lora.targets if target not in found]:
+        there = sorted({name.rpartition(".")[2] for name in linears if ".layers." in name})
+        raise ModelError(
+            f"learner.lora.targets: the layers of {type(model).__name__} have no {', '.join(missing)}, expected some "
+            f"of {', '.join(there)}"
+        )
 
 
 class Adapter(NamedTuple):
-    """The addition to a projection [out, in] for a model that engines load: scale * high @ low."""
+    """The addition to a projection [out, in], or [E, out, in] of experts, for a model that engines load."""
 
     high: torch.Tensor  # [out, rank]
-    low: torch.Tensor  # [rank, in]
+    low: torch.Tensor  # [rank, in]; the addition is scale * high @ low
     scale: float  # alpha / rank
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
         """Add it to a projection."""
         return added(weight, self.high.detach(), self.low.detach(), self.scale)
+
+    def part(self, index: tuple[int | slice, ...]) -> Adapter:
+        """Return the addition to `projection[index]`."""
+        rest: list[int | slice] = [slice(None)] * (self.high.ndim - len(index))
+        *experts, rows, columns = [*index, *rest]
+        return Adapter(self.high[(*experts, rows)], self.low[(*experts, slice(None), columns)], self.scale)
 
 
 def with_adapters(
@@ -102,15 +186,15 @@ def with_adapters(
         scale: alpha / rank.
     """
     for name, parameter in parameters.items():
-        module = name.removesuffix("weight")
-        low, high = parameters.get(f"{module}lora_A"), parameters.get(f"{module}lora_B")
+        stem = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
+        low, high = parameters.get(f"{stem}lora_A"), parameters.get(f"{stem}lora_B")
         if not is_adapter(name):
             yield name, parameter, None if low is None or high is None else Adapter(high, low, scale)
 
 
 def is_adapter(name: str) -> bool:
     """Return whether a parameter belongs to an adapter."""
-    return name.endswith((".lora_A", ".lora_B"))
+    return name.endswith((".lora_A", ".lora_B", "_proj_lora_A", "_proj_lora_B"))
 
 
 def peft_name(name: str) -> str:

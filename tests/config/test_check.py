@@ -112,7 +112,7 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         (["learner.betas=[0.9, 1]"], "learner.betas"),
         (["learner.device=gpu"], "learner.device"),
         (["learner.advantage=zero"], "learner.advantage learner.teacher.model"),
-        (["learner.lora.rank=4", "learner.lora.targets=['wq']"], "learner.lora.targets"),
+        (["learner.lora.rank=4", "learner.lora.targets=['w-q']"], "learner.lora.targets"),
         (["reward.function="], "reward.function task.rollout"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
         (["weights.transport=nccl", "engine.kind=sglang", "engine.gpus=[1]"], "weights.transport learner.device"),

@@ -10,18 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from asyncrl.config.load import load_config
-from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import tensor_shapes
 from asyncrl.run.preflight import check_surroundings
-from asyncrl.run.preflight_model import check_adapters
 from asyncrl.training.init_model import create_model
 from harness.configs import SHAPE, SOUND, made_model, problems, tensors_of, the_problem
-from harness.mixtures import SMALL, write_transformers_model
 
 OWN = "model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n"
 ROW = {"prompt": "aa", "label": "a"}
@@ -122,20 +118,8 @@ def test_adapters_beside_projections_that_the_model_has_not_are_refused(rows, wr
         {name.replace("q_proj", "qkv_proj"): one for name, one in weights.items()}, tmp_path / "model.safetensors"
     )
     found = {one.key: one.message for one in problems(config, files=True)}["learner.lora.targets"]
-    assert "have no q_proj that an adapter can adapt; their projections, " in found
-    assert found.endswith(" are down_proj, gate_proj, k_proj, o_proj, qkv_proj, up_proj, v_proj")
-
-
-def test_adapters_beside_routed_experts_alone_are_refused(tmp_path):
-    given = {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}}
-    config = msgspec.convert({"model": {"path": "model"}, "learner": given}, Config)
-    for kind in ("glm4-moe", "qwen3-moe"):
-        write_transformers_model(tmp_path / kind / "model", *SMALL[kind])
-
-    assert not [*check_adapters(config, tmp_path / "glm4-moe")]  # beside its shared experts, and layers without any
-    [found] = check_adapters(config, tmp_path / "qwen3-moe")
-    assert "have no down_proj that an adapter can adapt" in found.message
-    assert "are k_proj, o_proj, q_proj, v_proj" in found.message
+    assert "have no q_proj that an adapter can adapt; expected some of " in found
+    assert found.endswith(" of down_proj, gate_proj, k_proj, o_proj, qkv_proj, up_proj, v_proj")
 
 
 def test_a_teacher_knows_the_characters_of_a_made_model(written, tmp_path):
