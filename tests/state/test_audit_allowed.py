@@ -115,6 +115,8 @@ def test_the_batches_since_a_restored_checkpoint_are_skipped_on_a_new_lineage(re
         story.publish(CheckpointRestored(1, 1, 2, "low"))
     story.trained(2, story.messages(BATCH_TRAINED)[2].batch_sequence, 2, lineage=1)
     story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
+    for version in (1, 2):
+        story.published(version, lineage=1, digest="restored")  # a skipped batch changes no weight
 
     assert story.wrong() == ([] if restored else [("unasked skip", "batch 2")])
 

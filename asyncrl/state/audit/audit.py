@@ -263,8 +263,9 @@ def _before_its_batch(
 def _versions(ledger: Ledger) -> Iterator[Violation]:
     """Every graded token was sampled by a version that was published, and a step that trains gives other weights."""
     config = ledger.opening.config
-    for name, before, version in ledger.training.repeated:
-        batches = [ledger.batches[step] for step in range(before + 1, version + 1) if step in ledger.batches]
+    for name, before, version, lineage in ledger.training.repeated:
+        steps = [step for step in range(before + 1, version + 1) if not ledger.training.skips(lineage, step)]
+        batches = [ledger.batches[step] for step in steps if step in ledger.batches]
         trained = any(batch.moves_policy for batch in batches)
         if trained and config and trainer_kind(config.learner.trainer).can(TrainerCapability.MODEL):
             yield Violation("repeated version", name, f"the digest of version {before}", "weights.unchanged before it")

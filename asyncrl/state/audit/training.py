@@ -47,6 +47,7 @@ class Repeated(NamedTuple):
     name: str
     before: int  # version
     version: int
+    lineage: int
 
 
 class Training(Fold):
@@ -175,7 +176,7 @@ class Training(Fold):
             return
         before = last[1]
         if before.lineage == message.lineage and before.version < message.version and before.digest == message.digest:
-            self.repeated.append(Repeated(name, before.version, message.version))
+            self.repeated.append(Repeated(name, before.version, message.version, message.lineage))
 
     def _on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
         """A checkpoint holds the weights that were published for its step, on a lineage that there is."""
@@ -205,6 +206,11 @@ class Training(Fold):
         """An unreadable checkpoint no longer counts; messages trimmed before that need no other."""
         lost = (message.lineage, message.step)
         self.checkpoints = [one for one in self.checkpoints if (one.message.lineage, one.message.step) != lost]
+
+    def skips(self, lineage: int, step: int) -> bool:
+        """Return whether the weights of a lineage skip a batch: by the newest record of the step up to that lineage."""
+        found = next((self.trained[one, step] for one in range(lineage, -1, -1) if (one, step) in self.trained), None)
+        return found is not None and found.skipped
 
     @property
     def _in_weights(self) -> int:
