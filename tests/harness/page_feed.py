@@ -24,10 +24,12 @@ from topics.prompts import PromptRow
 from topics.runs import RUN_HISTORY, RUN_STATE, RunStatus
 from topics.topic import Topic
 from topics.trajectories import (
+    TRAJECTORY_GRADED,
     Reference,
     Segment,
     TrajectoryGenerated,
     TrajectoryGraded,
+    VersionCount,
     count_versions,
 )
 from topics.wire import Message
@@ -90,6 +92,16 @@ class FedRun:
             values = {"cpu_share": 0.5, "slots": 8.0, "tokens": 1000.0 + at_s}
             vitals = Vitals("rollout", f"rollout-{number}", 7, at_s, values)
             await self.enqueue(VITALS_TAKEN, pack(vitals, VITALS_TAKEN), f"rollout-{number}")
+        await self.enqueued()
+
+    async def grades(self, numbers: range) -> None:
+        """Publish grades of trajectories whose tokens are stored nowhere."""
+        for number in numbers:
+            name = f"p{number:06d}-0"
+            work: dict[str, Any] = {"trajectory_id": name, "prompt_id": name[:-2], "member": 0, "group_size": 4}
+            versions, payload = [VersionCount(3, 8)], Reference(1 + number, "0", 1)
+            graded = TrajectoryGraded(**work, stage="rl", versions=versions, payload=payload, reward=number % 2)
+            await self.enqueue(TRAJECTORY_GRADED, pack(graded, TRAJECTORY_GRADED), name)
         await self.enqueued()
 
     async def enqueue(self, topic: Topic[Any], body: bytes, key: str = "") -> None:
