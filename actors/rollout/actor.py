@@ -341,7 +341,7 @@ class RolloutWorker:
         await self._ends_listener.close()
         for listener in engines:
             await listener.close()
-        await self.tools.toolbox.close()
+        await self.tools.close()
         await opponents.aclose()
         await self.tools.fleet.close()
         await self.tools.eval_fleet.close()

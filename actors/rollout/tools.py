@@ -23,6 +23,7 @@ from asyncrl.harnesses.rollout import rollout_function
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
 from asyncrl.rollout.context import RolloutFunction
+from asyncrl.sandboxes.pool import SandboxPool
 from asyncrl.sinks.kinds import traced_share
 from asyncrl.tools.server import Toolbox
 from asyncrl.training.megatron.parallel_config import Layout
@@ -47,9 +48,12 @@ class Tools:
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
         self.tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self.toolbox = Toolbox(config.tools, context.files.base)
+        self.sandboxes = SandboxPool(config.sandbox)
         self.functions: dict[str, RolloutFunction] = {}  # by task
         for name, task in graded_tasks(config).items():
-            self.functions[name] = rollout_function(config, task.rollout, context.files.base)
+            self.functions[name] = rollout_function(
+                task.rollout, context.files.base, config.harnesses, self.sandboxes.open
+            )
         self.held_out = held_out_sets(config)
         self.fleet = open_fleet(context)
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
@@ -87,6 +91,11 @@ class Tools:
         layout = self._layout
         cut = Cut(layout.bounds(self.served.layers), layout.context)
         result.routing = await store_routing(self.context.bus, result, rows, cut)
+
+    async def close(self) -> None:
+        """Stop the servers of tools, and destroy the sandboxes."""
+        await self.toolbox.close()
+        await self.sandboxes.close()
 
     def supervised(self, rows: list[PromptRow]) -> list[Segment]:
         """Each row becomes one or several segments: mask 1 on trained tokens, version -1, log-prob 0."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.finding import Finding
-from asyncrl.config.setting_types import Positive, Seconds, Settings
+from asyncrl.config.setting_types import Count, Positive, Seconds, Settings
 
 SANDBOXES = ("bubblewrap", "daytona", "docker", "e2b", "http", "modal", "none", "podman")
 """The kinds: `KIND` of the module `asyncrl.sandboxes.NAME` describes each."""
@@ -60,6 +60,11 @@ class SandboxSettings(Settings):
     processes: Annotated[int, Meta(ge=8)] = 128  # Processes and threads of a sandbox.
     output_mb: Positive = 1  # Output of one program, both streams together; a program that prints more is killed.
     wall_s: Seconds = 600.0  # Seconds after which a program is killed.
+    ready: Count = 0  # Sandboxes that each rollout worker starts ahead, so that no trajectory waits for a start.
+    # Times that a sandbox is used: for the work of one trajectory, or for its tests. Before each further use all
+    # processes end and all files are removed, which takes a fraction of the time of a start. 1, and with `http` and
+    # services: each use has a new one.
+    uses: Positive = 1
 
 
 class Launch(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 from asyncrl.config.harness_settings import HarnessSettings, harness_name, harness_settings
-from asyncrl.config.settings import Config
 from asyncrl.environment_names import ROLLOUT
 from asyncrl.errors import FunctionError
 from asyncrl.functions import load_rollout
@@ -17,12 +17,17 @@ from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.limits import within
 from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade, prepare
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
-from asyncrl.sandboxes.kinds import open_sandbox
 from topics.prompts import PromptRow
 
 
-def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunction:
+def rollout_function(
+    rollout: str, base: Path, harnesses: Mapping[str, HarnessSettings], opened: OpenSandbox
+) -> RolloutFunction:
     """Return the rollout function that `task.rollout` names.
+
+    Args:
+        base: folder that relative paths start from.
+        opened: gives the sandboxes of a harness.
 
     Raises:
         FunctionError: it cannot be loaded.
@@ -33,10 +38,10 @@ def rollout_function(config: Config, rollout: str, base: Path) -> RolloutFunctio
         return episode_rollout(base)
     if not (name := harness_name(rollout)):
         return load_rollout(rollout, base=base)
-    settings = harness_settings(name, config.harnesses)
+    settings = harness_settings(name, harnesses)
     if settings is None:
         raise FunctionError(f"{rollout}: the config has no [harnesses.{name}]")
-    return harness_rollout(harness_kind(settings).make(settings, base), settings, partial(open_sandbox, config.sandbox))
+    return harness_rollout(harness_kind(settings).make(settings, base), settings, opened)
 
 
 def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSandbox) -> RolloutFunction:

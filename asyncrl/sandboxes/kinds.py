@@ -22,10 +22,25 @@ _looked = False  # for what killed workers left
 
 @asynccontextmanager
 async def open_sandbox(settings: SandboxSettings, *, links: Mapping[str, str] | None = None) -> AsyncIterator[Sandbox]:
-    """Start a sandbox, and destroy it at the end. The first one of a process ends what killed workers have left.
+    """Start a sandbox, and destroy it at the end.
 
     Args:
         links: folders of the workspace by absolute paths at which programs find them too.
+
+    Raises:
+        SandboxError: it does not start.
+    """
+    if links:
+        settings = msgspec.structs.replace(settings, links={**settings.links, **links})
+    sandbox = await start_sandbox(settings)
+    try:
+        yield sandbox
+    finally:
+        await asyncio.shield(sandbox.destroy())
+
+
+async def start_sandbox(settings: SandboxSettings) -> Sandbox:
+    """Start a sandbox. The first one of a process ends what killed workers have left.
 
     Raises:
         SandboxError: it does not start.
@@ -35,16 +50,11 @@ async def open_sandbox(settings: SandboxSettings, *, links: Mapping[str, str] | 
         _looked = True
         await end_leftovers()
         await asyncio.to_thread(sandbox_kind(settings.kind).end_leftovers)
-    if links:
-        settings = msgspec.structs.replace(settings, links={**settings.links, **links})
     sandbox = sandbox_of(settings)
     if settings.links and SandboxCapability.LINKS not in sandbox.capabilities:
         raise SandboxError("its programs find no folder of the workspace at another path, such as /tests")
     await sandbox.start()
-    try:
-        yield sandbox
-    finally:
-        await asyncio.shield(sandbox.destroy())
+    return sandbox
 
 
 async def end_leftovers() -> list[str]:

@@ -65,6 +65,7 @@ _REFUSED: dict[str, tuple[int, int]] = {  # numbers on x86_64 and aarch64
 _ONLY_X86 = (172, 173)  # iopl, ioperm
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+_LIMITS = {"x86_64": 302, "aarch64": 261}  # prlimit64, of another process too
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink; others, such as vsock, know no network namespaces
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -103,6 +104,8 @@ def filter_program() -> bytes:
         for family in _FAMILIES:
             lines += [(_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
         lines.append((_RETURN, 0, 0, _EAFNOSUPPORT))
+    lines += [(_EQUAL, 0, 3, _LIMITS[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0)]
+    lines += [(_RETURN, 0, 0, _EPERM), (_LOAD, 0, 0, _NUMBER)]
     lines += [(_EQUAL, 0, 2 * len(_TERMINAL_INPUT) + 1, _IOCTL[machine]), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
     for request in _TERMINAL_INPUT:
         lines += [(_EQUAL, 0, 1, request), (_RETURN, 0, 0, _EPERM)]

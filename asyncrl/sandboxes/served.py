@@ -19,7 +19,7 @@ from asyncrl.sandboxes.control_groups import ControlGroups
 from asyncrl.sandboxes.output import ProgramOutput
 from asyncrl.sandboxes.sandbox import ExecResult, FileRefused, Limit, OnOutput, SandboxError
 
-_START_S, _END_S = 60.0, 10.0
+_START_S, _END_S, _EMPTY_S = 60.0, 10.0, 5.0
 _PACKET, _FD = 1 << 16, 4
 _MB = 1_000_000
 _NOT_STARTED: dict[int, Limit] = {errno.EAGAIN: "processes"}
@@ -97,6 +97,21 @@ class ServedSandbox:
     def process(self) -> int | None:
         """The number of its first process on the host, once it is started."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def works(self) -> bool:
+        """Return whether its first process runs."""
+        return self._control is not None
+
+    async def empty(self) -> bool:
+        """End all programs and remove all files, for another use; returns whether nothing is left of this use."""
+        try:
+            asked = self._ask(b"empty", b"%d" % next(self._names))
+            async with asyncio.timeout(_EMPTY_S):
+                await asked
+        except (OSError, TimeoutError, SandboxError):
+            return False
+        return True
 
     async def exec(
         self,

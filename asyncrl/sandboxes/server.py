@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal` also imports `enum`, which takes longer than all the rest
 import _socket
+import errno
 import posix as os  # `os` itself takes longer
 import resource
 import select
@@ -24,7 +25,8 @@ _LIFELINE = 1  # in a container: a connection to the machine of the worker
 
 
 class _Server:
-    def __init__(self, fetched: bool = False) -> None:
+    def __init__(self, folders: tuple[str, ...], *, fetched: bool = False) -> None:
+        self._folders = folders  # that programs can write
         self._fetched = fetched  # whether the control socket came by a lifeline
         self._control = _socket.socket(fileno=_CONTROL)
         self._running: dict[int, bytes] = {}  # requests by process
@@ -74,6 +76,9 @@ class _Server:
             self._exec(name, *fds)
         elif what == b"kill":
             self._kill(name)
+        elif what == b"empty":
+            self._empty()
+            self._answer(b"emptied", name, b"")
         elif what == b"listen":
             listening = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
             try:
@@ -99,6 +104,24 @@ class _Server:
             arguments[0], arguments, environment, file_actions=streams, setsid=True, setsigdef=ignored
         )
         self._running[process] = name
+
+    def _empty(self) -> None:
+        """End all other processes, and remove what they can have left.
+
+        Raises:
+            OSError: something is left.
+        """
+        self._running.clear()
+        _end_children()
+        for path in self._folders:
+            os.chmod(path, 0o755)
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _empty_folder(folder)
+            finally:
+                os.close(folder)
+        if os.getpid() == 1 and any(_lines_of(f"/proc/sysvipc/{kind}") > 1 for kind in ("shm", "sem", "msg")):
+            raise OSError(errno.EBUSY, "shared memory, semaphores or queues are left")
 
     def _kill(self, name: bytes) -> None:
         for process, running in self._running.items():
@@ -132,6 +155,37 @@ def _kill_group(process: int) -> None:
         os.killpg(process, _signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def _kill_all() -> None:
+    """Kill all other processes of this namespace."""
+    try:
+        os.kill(-1, _signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _lines_of(path: str) -> int:
+    with open(path, "rb") as file:
+        return file.read().count(b"\n")
+
+
+def _empty_folder(folder: int) -> None:
+    """Remove the content and the extended attributes of a folder, without following links."""
+    for name in os.listxattr(folder):
+        if name.startswith("user."):
+            os.removexattr(folder, name)
+    for name in os.listdir(folder):
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            os.chmod(name, 0o700, dir_fd=folder)  # no process is left that could put a link there
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                _empty_folder(below)
+            finally:
+                os.close(below)
+            os.rmdir(name, dir_fd=folder)
 
 
 def _read(fd: int) -> bytes:
@@ -183,6 +237,7 @@ def _open_to_write(path: bytes, executable: bool) -> int:
 def _limit(limits: list[str]) -> None:
     """Limit this process and those that it starts: each limit is NAME=NUMBER."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a limit of 0 does not hold where a program takes the dumps
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))  # a queue can outlive its process and has no place in a folder
     for limit in limits:
         name, _, text = limit.partition("=")
         kind, number = getattr(resource, f"RLIMIT_{name}"), int(text)
@@ -215,9 +270,12 @@ def _fetch_control(path: str) -> None:
 
 def _end_children() -> None:
     while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            for process in file.read().split():
-                os.kill(int(process), _signal.SIGKILL)
+        if os.getpid() == 1:
+            _kill_all()
+        else:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                for process in file.read().split():
+                    os.kill(int(process), _signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -238,11 +296,11 @@ def _main(workspace: str, *limits: str) -> None:
         _fetch_control(path)
     _limit([word for word in limits if not word.startswith("socket=")])
     if os.getpid() == 1:
-        _Server(fetched=bool(sockets)).serve()
+        _Server((workspace, "/tmp", "/dev/shm"), fetched=bool(sockets)).serve()
         return
     _adopt()
     try:
-        _Server().serve()
+        _Server((workspace,)).serve()
     finally:
         _end_children()
         import shutil

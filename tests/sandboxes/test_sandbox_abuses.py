@@ -253,6 +253,7 @@ async def test_a_command_is_refused(sandbox, command):
         ((101, 117), "0, 0, 0, 0", EPERM),  # ptrace
         ((310, 270), "1, 0, 0, 0, 0, 0", EPERM),  # process_vm_readv
         ((323, 282), "0", EPERM),  # userfaultfd
+        ((302, 261), "1, 7, ctypes.create_string_buffer(16), 0", EPERM),  # prlimit64 of the first process
         ((41, 198), "40, 1, 0", EAFNOSUPPORT),  # socket(AF_VSOCK), which reaches the host of a virtual machine
         ((41, 198), "38, 5, 0", EAFNOSUPPORT),  # socket(AF_ALG)
         ((16, 29), "0, 0x5412, ctypes.create_string_buffer(b'x')", EPERM),  # ioctl(TIOCSTI)
