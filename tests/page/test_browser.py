@@ -18,6 +18,7 @@ from asyncrl.page.serve import served_page
 from harness.browser import NEEDS_CHROMIUM, Tab, browser
 from harness.page_feed import RUN, FedRun, fed_run
 from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.profiles import ProfileStored
 from topics.runs import RUN_STATE
 from topics.stalls import StallFound
 from topics.topic import TRAJECTORIES
@@ -65,6 +66,22 @@ def value_of(name: str) -> str:
 
 async def shows_step(tab: Tab, step: int) -> None:
     await tab.shows(f"{value_of('step')} === {step}", f"the page shows step {step}")
+
+
+async def test_a_report_links_profiles_and_the_page_of_a_live_run_names_their_files(
+    fed: FedRun, tab: Tab, pages: Any, tmp_path: Path
+):
+    status = await fed.state(profiles=[ProfileStored("learner-1", "steps", "profiles/steps.json")])
+    links = "[...document.querySelectorAll('td a')].map((one) => one.getAttribute('href'))"
+    await tab.open(pages("monitor"))
+    await tab.shows("document.body.textContent.includes('profiles/steps.json')", "the page names the file")
+    assert await tab.run(links) == []
+
+    report = tmp_path / "report.html"
+    await write_report(report, fed.owner, status, None, None)
+    await tab.open(report.as_uri())
+
+    await tab.shows(f"{links}.includes('profiles/steps.json')", "the report links the file")
 
 
 @pytest.mark.parametrize("role", ["observer", "monitor"])

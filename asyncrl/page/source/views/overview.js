@@ -187,5 +187,12 @@ function streamRows(status) {
   for (const scored of status.evals ?? []) rows.push([`accuracy of version ${scored.version}`, number(scored.accuracy)]);
   for (const [reason, count] of Object.entries(status.groups_dropped ?? {})) rows.push([`groups dropped for ${reason}`, number(count)]);
   for (const [lag, count] of Object.entries(status.recent_tokens_by_lag ?? {})) rows.push([`recent tokens with lag ${lag}`, number(count)]);
+  for (const profile of status.profiles ?? []) rows.push([`profile of ${profile.actor_id}, ${profile.kind}`, fileOfRun(profile.path)]);
   return rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))));
+}
+
+/** A link to a file below the run's directory, where the page itself is a file of it, and its path elsewhere. */
+function fileOfRun(path) {
+  const inside = path.startsWith("profiles/") && !path.split("/").includes("..");
+  return location.protocol === "file:" && inside ? h("a", { href: encodeURI(path) }, path) : path;
 }
