@@ -35,6 +35,7 @@ NAMES = {
     "gateway": "time that the gateway adds to a reply, compared with direct requests to the engine",
     "live": "latencies of a gateway's clients while its model learns, compared with no training",
     "sessions": "many concurrent sessions during weight updates, through the gateway and directly",
+    "session": "CPU time of a call of a program at its endpoint; CPU time and memory of idle sessions",
     "drafts": "tokens per pass of SGLang with a draft layer, before and after training of this layer",
     "learner": "tokens per second of the torch trainer, compared with a bare loop, the matrix rate and several ranks",
     "megatron": "tokens per second of the megatron trainer, in layouts of two GPUs, with experts and their replay",

@@ -162,6 +162,12 @@ _LOOP = {
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
+_SESSION = {
+    "call_of_4096_tokens_cpu_ms": Goal(3, at_most=True),
+    "call_of_65536_tokens_cpu_ms": Goal(10, at_most=True),
+    "idle_cpu_percent_of_a_core": Goal(2, at_most=True),
+    "memory_of_an_idle_session_kb": Goal(100, at_most=True),
+}
 _SANDBOX = {"starts_per_s": Goal(60), "exec_median_ms": Goal(3, at_most=True)}
 
 
@@ -192,5 +198,6 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "gateway": _GATEWAY,
         "live": _LIVE,
         "sessions": _SESSIONS,
+        "session": _SESSION,
     }
     return goals.get(name, {})

@@ -369,6 +369,14 @@ def _add_sandbox_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", type=int, default=300, help="programs in one sandbox (default: 300)")
 
 
+def _add_session_options(parser: argparse.ArgumentParser) -> None:
+    words = "lengths of histories (default: 4096 65536)"
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 65536], metavar="N", help=words)
+    parser.add_argument("--calls", type=int, default=30, help="calls at each length (default: 30)")
+    parser.add_argument("--idle", type=int, default=500, help="idle sessions (default: 500)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the idle window (default: 10)")
+
+
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # by measurement
     "engine": _add_engine_options,
     "publication": _add_publication_options,
@@ -387,4 +395,5 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # by measurem
     "tastes": _add_tastes_options,
     "ray": _add_ray_options,
     "sandbox": _add_sandbox_options,
+    "session": _add_session_options,
 }
