@@ -6,6 +6,7 @@ Each WebSocket at `/ws` is one session with its own object.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,6 @@ from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
-
-from asyncrl.functions import load_function
 
 
 def application(made: Callable[[], Any]) -> web.Application:
@@ -54,5 +53,17 @@ def _answer(played: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {"observation": {"message": observation}, "reward": reward, "done": terminated or truncated}
 
 
+def class_at(spec: str) -> Callable[[], Any]:
+    """Return the class that `FILE.py:CLASS` names."""
+    file, _, name = spec.rpartition(":")
+    found = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if found is None or found.loader is None:
+        raise SystemExit(f"{spec}: expected FILE.py:CLASS")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    made: Callable[[], Any] = getattr(module, name)
+    return made
+
+
 if __name__ == "__main__":
-    web.run_app(application(load_function(sys.argv[1], base=Path())), host="127.0.0.1", port=int(sys.argv[2]))
+    web.run_app(application(class_at(sys.argv[1])), host="127.0.0.1", port=int(sys.argv[2]))
