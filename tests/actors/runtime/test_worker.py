@@ -136,6 +136,10 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     fourth = await bus.store(other, pack(issued(8), PROMPT_ISSUED), headers_of(issued(8)))
     await issue(bus, 1)
 
+    async def all_are_judged() -> bool:
+        return len(await dead_letters(bus)) == 4 and bool(done)
+
+    await until(all_are_judged, "four dead letters are stored")
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")
     letters = {letter.sequence: letter for letter in await dead_letters(bus)}
     assert sorted(letters) == [first.seq, second.seq, third.seq, fourth.seq]
