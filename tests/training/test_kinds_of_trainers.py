@@ -21,6 +21,7 @@ CHANGED = {
     "router_bias_rate": 0.001,
     "exchange": "step",
     "activations": 0.9,
+    "offload_activations": True,
     "moments": "bfloat16",
     "lora": LoraSettings(rank=4),
     "head": "float32",
