@@ -13,13 +13,14 @@ from asyncrl.cli.target import add_run, any_run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    add_option(parser, "-o --output FILE", Path, "HTML file to write (default: RUN-report.html)")
+    add_option(parser, "-o --output FILE", Path, "HTML file to write (default: report.html in the run's folder)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the topics, write the file."""
     found = any_run(arguments)
-    output = arguments.output or Path(f"{found.run}-report.html")
+    inside = found.root / "report.html" if found.root is not None else Path(f"{found.run}-report.html")
+    output = arguments.output or inside
     asyncio.run(write_run_report(found, output))
     print(f"wrote {output}, {output.stat().st_size / 1000:,.0f} kB: open it with a browser")
     return 0
