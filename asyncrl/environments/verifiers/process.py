@@ -23,6 +23,7 @@ VERSION = "0.4.0"
 """The version of verifiers whose interfaces the process uses."""
 
 _LAST_LINES = 6
+_starting = threading.Lock()
 
 
 class VerifiersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,9 +185,10 @@ def process_of(name: str, options: VerifiersOptions) -> Process:
         DataError: verifiers or the taskset cannot be loaded.
     """
     key, known = (name, msgspec.json.encode(options)), _processes()
-    if key not in known or not known[key].alive:
-        known[key] = Process(name, options)
-    return known[key]
+    with _starting:  # many trajectories begin at the same time, each in a thread
+        if key not in known or not known[key].alive:
+            known[key] = Process(name, options)
+        return known[key]
 
 
 def close_processes() -> None:
