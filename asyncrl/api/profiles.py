@@ -8,9 +8,9 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Literal
 
-import aiohttp
-import msgspec
 import psutil
 
 from asyncrl.api.requests import watched
@@ -18,17 +18,16 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import Capability
+from asyncrl.engine.control import read_key
 from asyncrl.errors import AsyncRLError
-from asyncrl.http_calls import NoAnswer, answered, open_session, post
 from asyncrl.process import STACK_SIGNAL
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.run_state import RunState
 from topics.engines import ENGINE_READY
 from topics.profiles import ProfileRequested, ProfileStored
 
-_LIMIT_S = 30.0  # for a server, and for py-spy to start and write
+_LIMIT_S = 30.0  # for py-spy to start and write
 _STACK_S = 5.0
-_ANSWER_BYTES = 4096
 
 
 async def profile_steps(found: FoundRun, actor_id: str, steps: int, wait_s: float) -> list[Path]:
@@ -103,27 +102,10 @@ async def profile_engine(found: FoundRun, engine_id: str, seconds: float) -> Pat
         ready = await newest_message(bus, ENGINE_READY, engine_id)
         if ready is None:
             raise AsyncRLError(f"{engine_id} was never ready; `asyncrl status {found.run}` lists engines")
-        key_file = found.files.engine_key_file(config.engine, engine_id)
-        key = key_file.read_text(encoding="utf-8").strip() if key_file is not None else ""
+        key = read_key(found.files.engine_key_file(config.engine, engine_id))
         folder = _new_path(found, f"{engine_id}-engine", "trace")
-        await record_server(ready[0].address, key, folder, seconds)
+        await resolve_name(group.of_kind.profiler)(ready[0].address, key, folder, seconds)
         return await _stored(bus, found, engine_id, "engine", folder)
-
-
-async def record_server(address: str, key: str, folder: Path, seconds: float) -> None:
-    """Start the profiler of a server with SGLang's API, and stop it after some seconds.
-
-    Raises:
-        AsyncRLError: the server does not answer, or refuses.
-    """
-    begin = msgspec.json.encode({"output_dir": str(folder)})
-    async with open_session({"Authorization": f"Bearer {key}"} if key else None) as session:
-        try:
-            await answered(lambda: post(session, f"{address}/start_profile", begin, _ANSWER_BYTES), _LIMIT_S)
-            await asyncio.sleep(seconds)
-            await answered(lambda: post(session, f"{address}/stop_profile", b"{}", _ANSWER_BYTES), _LIMIT_S)
-        except (NoAnswer, aiohttp.ClientError, OSError) as error:
-            raise AsyncRLError(f"{address} recorded no profile: {error}") from error
 
 
 async def read_stack(found: FoundRun, actor_id: str) -> tuple[str, Path]:
@@ -191,7 +173,8 @@ def _new_path(found: FoundRun, name: str, ending: str) -> Path:
     return folder / f"{name}-{number}.{ending}"
 
 
-async def _stored(bus: Bus, found: FoundRun, actor_id: str, kind: str, path: Path) -> Path:
-    stored = {"actor_id": actor_id, "kind": kind, "path": str(path.relative_to(found.files.root))}
-    await publish(bus, msgspec.convert(stored, ProfileStored))
+async def _stored(
+    bus: Bus, found: FoundRun, actor_id: str, kind: Literal["cpu", "engine", "stack"], path: Path
+) -> Path:
+    await publish(bus, ProfileStored(actor_id, kind, str(path.relative_to(found.files.root))))
     return path

@@ -73,6 +73,7 @@ class EngineKind:
     size_options: ClassVar[str] = ""  # arguments with the number of GPUs of a server, as messages name them
     architectures: ClassVar[str] = ""  # package and folder with files that name the architectures of its models
     control: ClassVar[str] = ""  # module:name of its `asyncrl.engine.control.EngineControl`
+    profiler: ClassVar[str] = ""  # module:name of the function that records a server, with `Capability.PROFILES`
     client: ClassVar[str] = "asyncrl.engine.clients:over_http"  # module:name of its `asyncrl.engine.clients.OpenClient`
 
     def capabilities_of(self, _group: EngineGroup) -> frozenset[Capability]:

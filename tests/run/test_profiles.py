@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from asyncrl.api.profiles import record_server
+from asyncrl.engine.sglang.profile import record_server
 from asyncrl.errors import AsyncRLError
 from harness.runs import command, up
 from harness.stage import until

@@ -27,6 +27,7 @@ class SGLang(EngineKind):
     memory_option = arguments.MEMORY_SHARE
     size_options = "--tp-size, --pp-size, --dp-size"
     control = "asyncrl.engine.sglang.control:SGLangControl"
+    profiler = "asyncrl.engine.sglang.profile:record_server"
 
     def on_gpus(self, group: EngineGroup) -> bool:
         return group.value_of("--device") in ("", "cuda")
