@@ -13,7 +13,10 @@ class External(EngineKind):
 
     title = "external servers"
     capabilities = frozenset(Capability) - {
-        *(Capability.PROCESSES, Capability.STAGED, Capability.SLEEP, Capability.PROFILES)
+        Capability.PROCESSES,
+        Capability.STAGED,
+        Capability.SLEEP,
+        Capability.PROFILES,
     }
     control = "asyncrl.engine.external.control:ExternalControl"
 

@@ -10,7 +10,12 @@ from asyncrl.config.finding import Finding
 from asyncrl.engine.vllm import api, arguments
 from asyncrl.torch_gpus import last_line_of
 
-_OWN = frozenset(Capability) - {*(Capability.ADDRESSES, Capability.EXPERTS, Capability.GRAMMARS, Capability.PROFILES)}
+_OWN = frozenset(Capability) - {
+    Capability.ADDRESSES,
+    Capability.EXPERTS,
+    Capability.GRAMMARS,
+    Capability.PROFILES,
+}
 _OF_STARTED = {Capability.PROCESSES, Capability.STAGED, Capability.SLEEP}
 _OF_STARTED |= {Capability.IPC, Capability.NCCL, Capability.GLOO}
 _SET = (arguments.LOGPROBS, "--weight-transfer-config", "--worker-extension-cls", "--stream-interval")
