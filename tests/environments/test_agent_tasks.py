@@ -19,7 +19,7 @@ from asyncrl.environments.verifiers.process import close_processes
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
-from harness.agent_programs import CALLS, DONE, SAID, model_of_bytes
+from harness.agent_programs import DONE, SAID, Policy, model_of_bytes
 from harness.lives import Life
 from harness.sandboxes import settings_of
 from topics.prompts import PromptRow
@@ -49,21 +49,6 @@ def verifiers(folder: Path) -> Environment:
         code.replace("trace.last_reply == self.data.answer", f"{DONE!r} in trace.last_reply")
     )
     return make("verifiers", "ending", {"python": PYTHON, "folder": str(folder)}, 1)
-
-
-class Policy:
-    """Calls the client's shell, and ends once it sees what that printed."""
-
-    def __init__(self, tokenizer: TaskTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, ids) -> list[int]:
-        text = self._tokenizer.decode_all(ids)
-        found = next((call for call in CALLS if call[0] in text[:20_000]), None)
-        reply = DONE
-        if found is not None and SAID not in text.replace(f"{SAID} >", ""):  # which is in the call itself
-            reply = f'<tool_call>{{"name": "{found[0]}", "arguments": {found[1]}}}</tool_call>'
-        return [*self._tokenizer.encode(reply).tolist(), self._tokenizer.eos_ids[0]]
 
 
 @pytest.mark.parametrize("kind", [harbor, verifiers])

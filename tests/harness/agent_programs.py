@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.training.init_model import ModelShape, create_model
 from harness.live_runs import WITH_TOOLS
 
@@ -29,3 +30,18 @@ def model_of_bytes(folder: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+class Policy:
+    """Calls the client's shell, and ends once it sees what that said."""
+
+    def __init__(self, tokenizer: TaskTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, ids) -> list[int]:
+        text = self._tokenizer.decode_all(ids)
+        found = next((call for call in CALLS if call[0] in text[:20_000]), None)
+        reply = DONE
+        if found is not None and SAID not in text.replace(f"{SAID} >", ""):  # which is in the call itself
+            reply = f'<tool_call>{{"name": "{found[0]}", "arguments": {found[1]}}}</tool_call>'
+        return [*self._tokenizer.encode(reply).tolist(), self._tokenizer.eos_ids[0]]
