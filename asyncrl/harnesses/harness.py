@@ -11,7 +11,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.rollout.context import RolloutContext
 from asyncrl.rollout.tool_calls import ToolCalls
 from asyncrl.sandboxes.sandbox import ExecResult, Sandbox
-from asyncrl.shortened import shortened as shortened
 from topics.prompts import PromptRow
 
 if TYPE_CHECKING:
