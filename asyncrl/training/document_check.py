@@ -82,7 +82,7 @@ def _arrangement_on(device: str, kind: str, values: str) -> Arrangement:
         found = _tested(model, case)
         delta_net = next(filter(has_kernels, model.modules()), None)
     if delta_net is not None and torch.cuda.is_available() and (kernels := find_kernels()) is not None:
-        with torch.random.fork_rng(), torch.device("cuda"):
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()]), torch.device("cuda"):
             check_kernels(delta_net.to("cuda"), kernels)
     return found
 
