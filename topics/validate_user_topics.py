@@ -14,7 +14,7 @@ from topics.table import BY_NAME, TOPICS
 from topics.topic import STREAMS, Retention, Stream, Topic
 from topics.wire import Headers, Message, prepare
 
-_LOGINS = (OPERATOR, MONITOR, OBSERVER)  # log in as roles do, and may do more than any of them
+_LOGINS = (OPERATOR, MONITOR, OBSERVER)  # log in as roles do, and are no actors
 _KINDS = get_args(get_type_hints(Role)["kind"])
 
 
