@@ -32,6 +32,7 @@ def assert_password_unsaid(run: Run, password: str) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in private)
 
 
+@pytest.mark.nightly  # the demo of the README is the same run with fewer letters
 async def test_the_demo_learns_to_write_four_letters_backwards(tmp_path: Path):
     task = ["task.options.letters=4", "rollout.max_new_tokens=7", "eval.prompts=64", "buffer.batch_groups=32"]
     length = ["seed=3", "warmup.steps=48", "learner.steps=60", "learner.lr=2e-3"]  # from a sampled reward of 0.4

@@ -16,7 +16,7 @@ from harness.mixtures import SHAPE, write_model_ahead
 from harness.ranks import run_group
 from harness.training import copies, save
 
-pytestmark = pytest.mark.slow  # processes with torch
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # two processes with torch in six layouts
 
 LAYER = SHAPE["num_hidden_layers"]
 PREFIX = f"model.layers.{LAYER}."

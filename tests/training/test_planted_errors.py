@@ -63,6 +63,7 @@ def test_a_planted_error_shows_in_the_norm_of_the_gradient(norms, error):
     assert planted != pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "deepseek-v3"])
 def test_products_of_another_type_are_those_of_all_linear_layers_but_routers_and_routed_experts(norms, name):
     found, others = norms["products"][name]
@@ -106,16 +107,19 @@ def test_the_library_is_the_same_where_transformer_engine_is_installed(tmp_path)
     assert "a function of the user has loaded Transformer Engine before it" in refused
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", RECORDED)
 def test_tokens_go_where_they_went_in_the_pass_before_the_update(norms, layout):
     assert norms[layout] < 1e-5
 
 
+@pytest.mark.nightly
 def test_a_document_longer_than_the_micro_batches_of_all_ranks_that_share_it_is_divided_all_the_same(norms):
     assert max(len(row.tokens) for row in rows_of("qwen3")) > 2 * 4
     assert norms["long"] == pytest.approx(norms["expected"]["qwen3"], rel=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("checkpoint", "words"),
     [

@@ -62,7 +62,7 @@ async def batches(bus: Bus, last: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("trainer", "ranks"),
-    [("scripted", 1), ("torch", 1), ("torch", 2), pytest.param("megatron", 2, marks=pytest.mark.nightly)],
+    [("scripted", 1), ("torch", 1), ("torch", 2), ("megatron", 2)],
 )
 async def test_what_every_group_does(
     start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,9 @@ def slow(stage: Callable[..., Stage], how: str = "slow", lease_s: float = 10.0, 
     )
 
 
-@pytest.mark.parametrize("dataset", SLOWEST)
+@pytest.mark.parametrize(
+    "dataset", [SLOWEST[0], *(pytest.param(one, marks=pytest.mark.nightly) for one in SLOWEST[1:])]
+)
 async def test_the_slowest_data_sets_start_with_little_work_beside_their_first_row(
     stage: Callable[..., Stage], received: Received, dataset: str
 ):
