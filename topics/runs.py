@@ -88,7 +88,7 @@ class RunStatus(Message, omit_defaults=False):
 
     run: str
     at_s: float  # seconds since the epoch
-    state: Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
+    state: Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed", "crashed"]
     failure: str  # last output of a run that failed
     elapsed_s: float
     stage: str | None  # of the newest step

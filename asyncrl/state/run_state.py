@@ -215,7 +215,7 @@ class RunState(StoredProfiles):
         if self.first_new is not None:
             steps = [step for step in steps if step.message.step >= self.first_new]
         seconds = (steps[-1].time_ns - steps[0].time_ns) / 1e9 if steps else 0.0
-        if seconds > 0:
+        if seconds > 0 and self.paused_by is None:
             found["trained_tokens"] = sum(sum(step.message.lags.values()) for step in steps[1:]) / seconds
             found["trajectories"] = sum(step.message.trajectories for step in steps[1:]) / seconds
             found["steps"] = (len(steps) - 1) / seconds

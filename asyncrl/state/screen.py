@@ -28,6 +28,7 @@ _ENGINES = 6  # that are shown one by one
 _STATES = {
     "starting": "yellow",
     "running": "green",
+    "paused": "yellow",
     "stopping": "yellow",
     "finished": "green",
     "stopped": "yellow",

@@ -43,7 +43,7 @@ def run_status(state: RunState, now_ns: int, events: Iterable[Event] = ()) -> Ru
     return RunStatus(
         run=state.run,
         at_s=now_ns / 1e9,
-        state=state.phase,
+        state="paused" if state.phase == "running" and state.paused_by is not None else state.phase,
         failure=state.failure,
         elapsed_s=round((now_ns - state.first_ns) / 1e9, 1) if state.first_ns else 0.0,
         stage=newest.stage if newest is not None else None,

@@ -20,7 +20,7 @@ _SORTED: dict[TableName, tuple[int, bool]] = {  # column at the start, and wheth
 }
 _STYLES = {
     **dict.fromkeys(("live", "ready", "running", "finished"), "green"),
-    **dict.fromkeys(("silent", "updating", "starting", "stopping", "stopped", "warning", "alert"), "yellow"),
+    **dict.fromkeys(("silent", "paused", "updating", "starting", "stopping", "stopped", "warning", "alert"), "yellow"),
     **dict.fromkeys(("down", "failed", "crashed", "error", "critical"), "red"),
 }
 _EDGES = 4  # lines above and below the rows: the run, the tables, names of columns, keys

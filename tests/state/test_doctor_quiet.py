@@ -3,6 +3,7 @@
 import msgspec
 
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.status import run_status
 from harness.states import AT_ENGINE, FLEET, NOW_S, MadeState, work
 from topics.actors import (
     ActorStarted,
@@ -171,6 +172,8 @@ def test_a_run_that_an_alert_paused_has_no_other_finding_until_it_is_answered():
     case = MadeState(last_step_s=NOW_S - 90)
     case.publish(AlertRaised("low", "reward/mean < 0.5", 5, 0.1, "pause"))
     assert case.found() == [("run paused", "low")]
+    status = run_status(case.state, int(NOW_S * 1e9))
+    assert (status.state, "trained_tokens" in status.per_s) == ("paused", False)
 
     case.publish(UnpauseRequested(case.state.paused_at))
     assert case.found() == [("unexplained", "demo")]
