@@ -118,8 +118,6 @@ class Endpoint:
         prompt = self._prompt(request)
         with outside():
             path, answer = await self._sampled(request, prompt)
-        if not len(answer.tokens) and answer.finish == "length":
-            raise LiveError("invalid", f"the {len(prompt.ids)} tokens of the prompt fill the context", code=TOO_LONG)
         parts = self._read(request, prompt, path, answer).parts
         return Reply(parts.text, parts.calls, assistant_message(parts.text, parts.calls))
 
@@ -216,11 +214,19 @@ class Endpoint:
         return completed_prompt(request, prompt, begun, self._bounds)
 
     async def _sampled(self, request: Request, prompt: Prompt) -> tuple[str, Answer]:
+        """
+        Raises:
+            LiveError: the prompt fills the context of the model.
+        """
         wording = self._language.wording
         form = wording.form if request.tools else None
         sampling = sampling_of(request, form, self._tokenizer.stop_ids, most=self._most, choice=0)
         with self._waiting():
-            return await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
+            path, answer = await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
+        if not len(answer.tokens) and answer.finish == "length":
+            words = f"prompt is too long: its {len(prompt.ids)} tokens fill the context of the model"
+            raise LiveError("invalid", f"{words}: send fewer messages", field="messages", code=TOO_LONG)
+        return path, answer
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -235,12 +241,14 @@ class Endpoint:
     async def _reply(
         self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]
     ) -> web.StreamResponse:
-        streamed = await self._wait(api, http, request, prompt, task) if request.stream else None
+        streamed = await self._wait(http, task) if request.stream else None
         try:
             path, answer = await task
         except Exception as error:  # noqa: BLE001 - any fault of a call ends the trajectory, where the function leaves
-            self._fault = self._fault or error
-            fault = LiveError("internal", f"the policy cannot be sampled: {error}")
+            fault = error if isinstance(error, LiveError) else None
+            if fault is None:
+                self._fault = self._fault or error
+                fault = LiveError("internal", f"the policy cannot be sampled: {error}")
             if streamed is not None:
                 await streamed.write(api.events(_opening("", request, prompt), request).fail(fault))
                 return streamed
@@ -248,8 +256,9 @@ class Endpoint:
             return web.json_response(body, status=status)
         opening, parts, pieces = self._read(request, prompt, path, answer)
         ending = ending_of(request, answer, parts, self._tokenizer)
-        if streamed is None:
+        if not request.stream:
             return web.json_response(api.whole(opening, request, [ending]))
+        streamed = streamed or await _begin_events(http)
         events = api.events(opening, request)
         content = [events.begin(), *(event_of(events, piece) for piece in pieces), events.end(ending)]
         await streamed.write(b"".join(content) + events.done([ending]))
@@ -264,15 +273,13 @@ class Endpoint:
         self._remember(opening.turn, prompt, answer, parts)
         return _Read(opening, parts, pieces)
 
-    async def _wait(
-        self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]
-    ) -> web.StreamResponse:
-        """Keep a client waiting that reads events until its answer is whole."""
-        response = web.StreamResponse(headers=_EVENTS)
-        await response.prepare(http)
+    async def _wait(self, http: web.Request, task: asyncio.Task[tuple[str, Answer]]) -> web.StreamResponse | None:
+        """Keep a client waiting that reads events until its answer is whole; None if it need not wait for long."""
+        response = None
         while not task.done():
             await asyncio.wait({task}, timeout=_KEEPALIVE_S)
             if not task.done():
+                response = response or await _begin_events(http)
                 await response.write(b": the answer is being sampled\n\n")  # a comment, which clients pass over
         return response
 
@@ -281,6 +288,12 @@ class Endpoint:
         ids = np.concatenate([prompt.ids, answer.tokens])
         key = history_key(assistant_message(parts.text, parts.calls), prompt.key)
         self._known.put(key, History(turn, ids, len(prompt.ids), tools=prompt.tools, before=prompt.key))
+
+
+async def _begin_events(http: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_EVENTS)
+    await response.prepare(http)
+    return response
 
 
 def _check_supported(request: Request) -> None:

@@ -158,6 +158,18 @@ def test_a_group_with_one_grade_left_is_dropped():
     assert fed.fold.decide(0) == []
 
 
+def test_a_group_whose_members_all_fail_is_dropped_and_the_next_one_takes_its_place():
+    fed = feed()
+    fed.failed("p000000-0").failed("p000000-1").group("p000001").group("p000002")
+
+    drops = messages(fed.read_back(fed.fold.decide(0)))
+    batch = only_batch(fed.fold.decide(0))
+
+    assert drops == [GroupDropped("p000000", "failed", members=2)]
+    assert [group.prompt_id for group in batch.groups] == ["p000001", "p000002"]
+    assert fed.fold.state.dropped == {}
+
+
 def test_a_group_of_one_needs_one_grade():
     fed = feed()
     fed.graded("p000000-0", size=1).graded("p000001-0", size=1)
