@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 OPERATORS = "+-*"
 OPERANDS = [*itertools.product("xy", "xy123")]
@@ -15,7 +16,7 @@ trap '[ $? = 2 ] && echo "?"' EXIT   # the shell cannot read the program
 read -r program < f
 while IFS=, read -r x y result; do
     given=$(($program))
-    [ $given = $result ] || {{ echo "$x,$y:$given"; exit 1; }}
+    [ $given = $result ] || {{ echo "{objection}"; exit 1; }}
 done << END
 {cases}
 END
@@ -24,6 +25,8 @@ END
 
 class Repairs:
     """Rows: a program, and examples of what it should give."""
+
+    objection = "$x,$y:$given"  # of the check, as the shell expands it
 
     def __init__(self, seed: int, cases: int) -> None:
         self._seed, self._cases = seed, cases
@@ -35,13 +38,21 @@ class Repairs:
         left, other = draw.choice(OPERANDS)
         numbers = draw.sample([*itertools.permutations(range(2, 6), 2)], self._cases)
         results = [(x, y, value_of(f"{left}{right}{other}", x, y)) for x, y in numbers]
-        shown = " ".join(f"{x},{y}={result}" for x, y, result in results[:2])
         cases = "\n".join(f"{x},{y},{result}" for x, y, result in results[:2])
         tests = {f"{x},{y}": ["sh", "-c", _TEST.format(x=x, y=y, result=result)] for x, y, result in results}
         program = f"{left}{wrong}{other}"
-        files = {"f": program, "check": _CHECK.format(cases=cases)}
-        prompt = [{"role": "user", "content": f"{program} {shown}"}]
+        files = {"f": program, "check": _CHECK.format(cases=cases, objection=self.objection)}
+        prompt = self.prompt(program, results[:2])
         return {"prompt": prompt, "label": f"{left}{right}{other}", "metadata": {"files": files, "tests": tests}}
+
+    def prompt(self, program: str, cases: Sequence[tuple[int, int, int]]) -> list[dict[str, str]]:
+        """Return the conversation that asks for the repair.
+
+        Args:
+            cases: x, y and the result of each.
+        """
+        shown = " ".join(f"{x},{y}={result}" for x, y, result in cases)
+        return [{"role": "user", "content": f"{program} {shown}"}]
 
 
 def value_of(program: str, x: int, y: int) -> int:

@@ -48,7 +48,8 @@ def with_free_port(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", ["tools", "lora", "distil", "judge", "online", "two-gpus", pytest.param("reasoning-gym", marks=LONG)]
+    "recipe",
+    ["tools", "lora", "distil", "judge", "online", "coder", "two-gpus", pytest.param("reasoning-gym", marks=LONG)],
 )
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
     own = [f"run={recipe}"] + (ON_A_CPU if recipe == "two-gpus" else [f"model.path={talker}"])
