@@ -28,7 +28,7 @@ class Command:
             await attempt.sandbox.put(path, text.encode())
         command = [word.replace(INSTRUCTION, attempt.instruction) for word in self._command]
         environment = {**addresses(attempt.endpoint), **self._environment}
-        result, output = await attempt.run(command, environment=environment, stdin=attempt.instruction.encode())
+        result, output = await attempt.run_own(command, environment=environment, stdin=attempt.instruction.encode())
         attempt.context.completion = shortened(output)
         if result.code:
             stopped = f", stopped by {result.limit}" if result.limit else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from asyncrl.child_pool.frames import Setup
 from asyncrl.errors import AsyncRLError
 from asyncrl.rollout.context import RolloutContext
 from asyncrl.rollout.tool_calls import ToolCalls
-from asyncrl.sandboxes.sandbox import ExecResult, Sandbox
+from asyncrl.sandboxes.sandbox import ExecResult, Sandbox, SandboxError
 from topics.prompts import PromptRow
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ class Attempt(NamedTuple):
             SandboxError: the sandbox failed, not the program.
         """
         return await run_in(self.sandbox, command, environment=environment, stdin=stdin)
+
+    async def run_own(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: bytes = b""
+    ) -> tuple[ExecResult, str]:
+        """Run a program of the harness, which the policy did not write, as `run`.
+
+        Raises:
+            SandboxError: also where a signal killed it that no limit of the sandbox sent.
+        """
+        result, output = await self.run(command, environment=environment, stdin=stdin)
+        if result.code == -signal.SIGKILL and not result.limit:
+            raise SandboxError(f"{command[0]} was killed, and had reached no limit of the sandbox")
+        return result, output
 
 
 class Harness(Protocol):

@@ -46,7 +46,7 @@ class Mini:
         await attempt.sandbox.put(self._settings.file, reply.encode())
         if not self._settings.check:
             return None
-        result, output = await attempt.run(self._settings.check)
+        result, output = await attempt.run_own(self._settings.check)
         return output if result.code else None
 
     async def _commands(self, attempt: Attempt, reply: str) -> str | None:

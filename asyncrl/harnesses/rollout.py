@@ -68,20 +68,26 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
                 raise HarnessFailed(fault)
             graded = Graded(settings.failure_reward, {}, "") if fault and settings.at_failure == "reward" else None
             if graded is None and not task.tests:
-                _tell(context, fault, None, "")
+                _tell(context, fault, None)
                 return
             collected = await collect(sandbox)
             graded = graded or await grade(open_linked, task, collected)
-        _tell(context, fault, graded, difference(task.files, collected.files))
+        turns = context.turns if settings.address == "none" else 0  # a program may repeat calls, and make some at once
+        _tell(context, fault, graded, diff=difference(task.files, collected.files), turns=turns)
 
     return rollout
 
 
-def _tell(context: RolloutContext, fault: str, graded: Graded | None, diff: str) -> None:
-    """Set the outcome of an attempt; without tests, the reward of the run gives the reward."""
+def _tell(context: RolloutContext, fault: str, graded: Graded | None, *, diff: str = "", turns: int = 0) -> None:
+    """Set the outcome of an attempt; without tests, the reward of the run gives the reward.
+
+    Args:
+        turns: replies, of which the last one earns the reward; 0: replies have no rewards.
+    """
     artefacts = {"diff": diff, "failure": fault, "tests": graded.report if graded else ""}
     context.outcome(
         None if graded is None else graded.reward,
         metrics={**(graded.metrics if graded else {}), "failed": float(bool(fault))},
         artefacts={name: text for name, text in artefacts.items() if text},
+        turn_rewards=[*[0.0] * (turns - 1), graded.reward] if graded and turns else (),
     )

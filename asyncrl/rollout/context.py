@@ -312,6 +312,11 @@ class RolloutContext:
             answer.result, answer.done = msgspec.msgpack.encode(given), True
         self._outcomes[path] = msgspec.msgpack.decode(answer.result, type=Outcome)
 
+    @property
+    def turns(self) -> int:
+        """Calls of `generate` so far."""
+        return len(self._calls)
+
     def outcome_given(self) -> Outcome | None:
         """Return all results of `outcome`, in the order of call paths; None if it was not called.
 

@@ -18,6 +18,7 @@ from asyncrl.sandboxes.leftovers import name_of_mine
 _ROOT = Path("/sys/fs/cgroup")
 _FILES = {"memory": ("memory.max", "memory.limit_in_bytes"), "pids": ("pids.max",)}  # that limit, by controller
 _NO_SWAP = {"memory.max": ("memory.swap.max", "0"), "memory.limit_in_bytes": ("memory.memsw.limit_in_bytes", None)}
+_EVENTS = ("memory.events", "memory.oom_control")
 _ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
 _MB = 1_000_000
 _ROUNDS, _ROUND_S = 200, 0.02  # for the kernel to take away the last process
@@ -53,6 +54,15 @@ class ControlGroups:
         """Return the words before a command that starts in the groups."""
         folders = map(str, self._folders)
         return ["/bin/sh", "-c", _ENTER, "sh", *folders, "--"] if self._folders else []
+
+    def killed(self) -> int:
+        """Return how many processes the kernel has killed because the groups had no memory left."""
+        counts = 0
+        for file in (folder / name for folder in self._folders for name in _EVENTS):
+            with contextlib.suppress(OSError):  # of the other version, or without a count
+                lines = [line.split() for line in file.read_text().splitlines()]
+                counts += sum(int(value) for name, value in lines if name == "oom_kill")
+        return counts
 
     async def end(self) -> None:
         """Kill all processes of the groups, and remove the groups."""

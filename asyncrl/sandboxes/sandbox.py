@@ -11,7 +11,7 @@ from asyncrl.errors import AsyncRLError, EnvironmentFault
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
-Limit: TypeAlias = Literal["", "wall_s", "output_mb", "processes"]
+Limit: TypeAlias = Literal["", "wall_s", "output_mb", "processes", "memory_mb"]
 
 
 class SandboxError(EnvironmentFault):

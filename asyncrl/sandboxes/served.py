@@ -8,6 +8,7 @@ import errno
 import itertools
 import os
 import random
+import signal
 import socket
 import stat
 import subprocess
@@ -125,6 +126,8 @@ class ServedSandbox:
         settings, name = self._settings, b"%d" % next(self._names)
         variables = {"PATH": PATH, "HOME": self._home, **(environment or {})}
         words = [str(len(command)), *command, *(f"{key}={value}" for key, value in variables.items())]
+        groups = self._groups
+        killed = groups.killed() if groups is not None else 0
         output = ProgramOutput(on_output, settings.output_mb * _MB, lambda: self._tell(b"kill", name))
         given = [_file(b"\0".join([os.fsencode(word) for word in words]) + b"\0"), _file(stdin)]
         try:
@@ -154,6 +157,8 @@ class ServedSandbox:
             output.close()
             if not asked.done():
                 self._tell(b"kill", name)
+        if not limit and code == -signal.SIGKILL and groups is not None and groups.killed() > killed:
+            limit = "memory_mb"
         return ExecResult(code, "output_mb" if output.exceeded else limit)
 
     async def put(self, path: str, data: bytes, *, executable: bool = False) -> None:

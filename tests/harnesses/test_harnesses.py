@@ -19,6 +19,7 @@ from asyncrl.harnesses.harness import HarnessFailed
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
+from asyncrl.sandboxes.sandbox import SandboxError
 from asyncrl.sandboxes.served import ServedSandbox
 from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import the_problem
@@ -95,7 +96,18 @@ async def test_a_reply_becomes_a_file_until_the_check_has_no_objection(tokenizer
 
     assert len(once.prompts) == 1
     assert thrice.prompts[2].endswith("three<eos>0\n")
-    assert life.context.outcome_given().reward == 1.0
+    outcome, [segment] = life.context.outcome_given(), life.context.segments()
+    assert (outcome.reward, outcome.turn_rewards) == (1.0, [0.0, 0.0, 1.0])
+    assert [turn for turn, _ in segment.turns] == [0, 1, 2]
+
+
+async def test_a_killed_program_or_check_is_a_fault_of_the_sandbox(tokenizer):
+    killed = CommandSettings(command=["sh", "-c", "kill -9 $$"])
+    check = MiniSettings(file="note", check=["sh", "-c", "kill -9 $$"])
+
+    for settings in (killed, check):
+        with pytest.raises(SandboxError, match="sh was killed, and had reached no limit of the sandbox"):
+            await work(tokenizer, settings, "one")
 
 
 async def test_a_program_in_the_sandbox_finds_the_policy_by_its_environment(tokenizer):
