@@ -27,6 +27,8 @@ from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.fault_injection import (
     NODE,
+    PROGRAM,
+    SANDBOX,
     Part,
     Rests,
     Target,
@@ -38,6 +40,8 @@ from asyncrl.run.fault_injection import (
     parse_targets,
     parts,
     resume,
+    sandbox_targets,
+    sandboxed,
     signal_targets,
 )
 from asyncrl.state.audit.reading import Audited, audit_run
@@ -95,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = ", ".join("CONFIG" if name == "config" else f"--{name.replace('_', '-')}" for name in given)
         raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
     found = live_run(arguments)
-    known = [*signal_targets(tables_of(arguments)), *node_targets(found.files.read_config().placement)]
+    config = found.files.read_config()
+    known = [*signal_targets(tables_of(arguments)), *node_targets(config.placement), *sandbox_targets(config)]
     targets = parse_targets(arguments.targets, known)
     plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
     return asyncio.run(_chaos(found, plan))
@@ -137,13 +142,15 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
             report(f"{now_s - began_s:>8.1f} s  kill {killed}")
             await asyncio.sleep(plan.every_s)
             continue
-        chosen = [] if rests.has(target.role) else choose(target.role, parts(files.root), dice)
+        inside = target.role in (SANDBOX, PROGRAM)
+        living = [] if rests.has(target.role) else sandboxed(files.root) if inside else parts(files.root)
+        chosen = choose(target.role, living, dice)
         if chosen:
             found_s = now_s
             inject(target.kind, chosen)
             counts[target] += 1
             report(f"{now_s - began_s:>8.1f} s  {target.kind} {', '.join(part.name for part in chosen)}")
-            for part in chosen:
+            for part in chosen * (not inside):  # no supervisor counts the deaths of sandboxes
                 rests.note(part.role)
             waking += [asyncio.create_task(_wake(part, wake_s)) for part in chosen if target.kind == "wake"]
             await asyncio.sleep(plan.every_s)

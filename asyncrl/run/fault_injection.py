@@ -13,7 +13,10 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
+from asyncrl.config.harness_settings import harness_name
 from asyncrl.config.process_settings import PlacementSettings, placement_kind
+from asyncrl.config.settings import Config
+from asyncrl.config.tasks import every_task
 from asyncrl.crash import POINTS
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
@@ -22,6 +25,9 @@ from topics.table import BUILT_IN, Tables
 SERVER = "engine-server"  # the inference server that an engine started
 RANK = "learner-rank"  # a process of the learner's trainer group
 NATS = "nats"
+SANDBOX = "sandbox"  # the first process of a sandbox of a rollout worker
+PROGRAM = "program"  # a process in one, such as that of a harness
+_SANDBOX_SERVERS = ("/asyncrl/server", "/sandboxes/server.py")  # ends of the path of its program
 _SERVER_MODULES = ("asyncrl.engine.embedded", "sglang.launch_server", "vllm.entrypoints.cli.main")
 _GUARD = "asyncrl.guard"  # the guard between an engine actor and a server that starts processes
 
@@ -52,6 +58,25 @@ def parts(root: Path) -> list[Part]:
     above = [(process, guards.get(parent, parent)) for process, parent in servers]
     found += [Part(SERVER, f"{engines[parent]}-server", process) for process, parent in above if parent in engines]
     return sorted(found, key=lambda part: part.name)
+
+
+def sandboxed(root: Path) -> list[Part]:
+    """Return the sandboxes of a run's rollout workers, and the living programs in them."""
+    found: list[Part] = []
+    for worker in (part for part in parts(root) if part.role == "rollout"):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            for first in filter(_is_sandbox, worker.process.children()):
+                inside = [one for one in first.children(recursive=True) if not _is_sandbox(one)]
+                found += [Part(PROGRAM, f"{worker.name}-program-{one.pid}", one) for one in inside]
+                found.append(Part(SANDBOX, f"{worker.name}-sandbox-{first.pid}", first))
+    return found
+
+
+def _is_sandbox(process: psutil.Process) -> bool:
+    try:
+        return any(word.endswith(_SANDBOX_SERVERS) for word in process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def _file_of(words: list[str]) -> Path | None:
@@ -214,6 +239,12 @@ NODE = "node"
 def node_targets(placement: PlacementSettings) -> list[Target]:
     """Return the faults of nodes, where the run has any."""
     return [Target(NODE, "kill")] if placement_kind(placement.kind).node_killer else []
+
+
+def sandbox_targets(config: Config) -> list[Target]:
+    """Return the faults of sandboxes, where the run has any."""
+    uses = any(harness_name(task.rollout) for task in every_task(config))
+    return [Target(SANDBOX, "kill"), Target(PROGRAM, "kill")] if uses else []
 
 
 class NodeKiller(Protocol):

@@ -1,0 +1,157 @@
+"""Processes of a run with a harness are killed: worker, program, sandbox, engine and NATS server."""
+
+import asyncio
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli.chaos import Plan, inject_until_end
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.fault_injection import Target
+from asyncrl.sandboxes.control_groups import group_parents
+from harness.audited import audited_clean, messages_on, topics_left_by
+from harness.runs import Run, up
+from harness.stage import until
+from topics.topic import TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED
+
+AGENT = """
+import json, os, sys, time, urllib.request
+messages = [{"role": "user", "content": sys.stdin.read()}]
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+for turn in range(3):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    messages.append(json.load(urllib.request.urlopen(request))["choices"][0]["message"])
+    messages.append({"role": "user", "content": str(turn)})
+    print(turn, file=open("turns", "a"))
+    time.sleep(0.2)
+"""
+CONFIG = """
+run = "short"
+[nats]
+keep = "run"
+[model]
+create.context = 256
+create.template = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
+create.alphabet = "0123456789abcdefghijklmnopqrstuvwxyz^=?|>- "
+[task]
+source = "rows.jsonl"
+rollout = "harness:agent"
+[reward]
+function = ""
+[harnesses.agent]
+kind = "command"
+command = ["python3", "agent.py"]
+[rollout]
+workers = 2
+slots = 6
+group_size = 4
+max_new_tokens = 8
+[buffer]
+batch_groups = 2
+[workers]
+lease_s = 1.0
+[supervision]
+silence_s = 3.0
+[recorder]
+plot = false
+[learner]
+trainer = "scripted"
+checkpoint_every = 10
+"""
+TESTED = {"tests": {"three turns": ["sh", "-c", "test $(wc -l < turns) = 3"]}}
+ROLES = ("rollout", "program", "sandbox", "engine", "nats")
+PROMISED_S = 5.0  # after which nothing of a run is left
+
+
+@pytest.fixture
+def marker() -> Iterator[Path]:
+    """A folder that the sandboxes of a run mount, so that their processes are known by it."""
+    with tempfile.TemporaryDirectory(prefix="asyncrl-marker-") as folder:
+        Path(folder).chmod(0o755)  # bubblewrap starts as a user without rights
+        yield Path(folder)
+
+
+def write_run(folder: Path, marker: Path) -> str:
+    """Write the rows of the run; returns its config."""
+    rows = [{"prompt": f"task {number}", "metadata": TESTED} for number in range(400)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CONFIG + f"[harnesses.agent.files]\n'agent.py' = '''{AGENT}'''\n[sandbox]\nreadable = ['{marker}']\n"
+
+
+def left_of(marker: Path, workers: set[int]) -> list[str]:
+    """Return processes that see the marker, and control groups and folders that the workers made."""
+    sees = [f"process {file.parent.name}" for file in Path("/proc").glob("[0-9]*/mountinfo") if has(marker, file)]
+    made = [*group_parents().values(), Path(tempfile.gettempdir())]
+    names = [path.name for parent in made for path in parent.glob("asyncrl-sandbox-*")]
+    return sees + [name for name in names if int(name.split("-")[3]) in workers]
+
+
+def has(marker: Path, mounts: Path) -> bool:
+    try:
+        return f" {marker} " in mounts.read_text()
+    except OSError:  # it has just ended
+        return False
+
+
+async def note_workers(run: Run, found: set[int]) -> None:
+    """Collect the numbers of all rollout workers."""
+    while True:
+        found |= {pid for pid, line in run.processes().items() if "actors.main rollout" in line}
+        await asyncio.sleep(0.2)
+
+
+async def results_of(run: Run) -> dict[str, tuple[float | None, dict[str, float], list[list[int]]]]:
+    """Return reward, metrics and tokens of each trajectory."""
+    async with topics_left_by(run) as bus:
+        found = (await messages_on(bus, TRAJECTORIES)).on(TRAJECTORY_GENERATED)
+    return {
+        one.trajectory_id: (one.outcome.reward, one.outcome.metrics, [part.tokens.tolist() for part in one.segments])
+        for one in found
+    }
+
+
+async def run_once(
+    folder: Path, marker: Path, *settings: str, kills: int = 0, every_s: float = 0.5
+) -> tuple[Run, list[str]]:
+    """Run to the end, and kill processes meanwhile; returns the run, and a line for each kill.
+
+    Raises:
+        AssertionError: something of the run is left after `PROMISED_S`, or its audit is not clean.
+    """
+    lines: list[str] = []
+    workers: set[int] = set()
+    async with up(folder, *settings, config=write_run(folder, marker)) as run:
+        noting = asyncio.create_task(note_workers(run, workers))
+        seen = asyncio.create_task(until(lambda: bool(left_of(marker, set())), "a process sees the marker"))
+        await run.reaches(run.steps, "the first step")
+        plan = Plan([Target(role, "kill") for role in ROLES], 280.0, every_s, kills, seed=7)
+        if kills:
+            await inject_until_end(RunFiles(run.root), plan, lines.append)
+        assert await run.ended() == 0, run.story
+        noting.cancel()
+        await seen
+        await until(lambda: not left_of(marker, workers), "nothing of the run is left", PROMISED_S)
+    assert workers
+    await audited_clean(folder)
+    return run, lines
+
+
+@pytest.mark.slow
+async def test_kills_of_all_processes_of_a_harness_lose_nothing_and_grade_nothing_as_a_failure(
+    tmp_path: Path, marker: Path
+):
+    run, lines = await run_once(tmp_path, marker, "engine.kind=scripted", "learner.steps=16", kills=6)
+
+    results = await results_of(run)
+    assert len(lines) == 6, lines
+    assert {(reward, metrics["failed"]) for reward, metrics, _ in results.values()} == {(1.0, 0.0)}
+    of_prompts: dict[str, list[list[list[int]]]] = {}
+    for name, (_, _, tokens) in results.items():
+        of_prompts.setdefault(re.sub(r"-\d+$", "", name), []).append(tokens)
+    assert all(one == members[0] for members in of_prompts.values() for one in members)
