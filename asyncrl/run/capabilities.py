@@ -14,7 +14,7 @@ from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.errors import EngineError
-from asyncrl.training.megatron.families import FAMILIES, read_family
+from asyncrl.training.megatron.families import packs, read_family
 
 if TYPE_CHECKING:
     from asyncrl.training.document_model import Arrangement
@@ -48,7 +48,7 @@ def padding_hints(config: Config, base: Path) -> Iterator[str]:
 
 def _arrangement(path: Path, info: ModelInfo) -> Arrangement | None:
     """Return how documents are taken by a model that only transformers knows; the other ones are packed."""
-    if info.architecture in FAMILIES:
+    if packs(info.architecture):
         return None
     from asyncrl.training.transformers_model import arrangement_in  # loads torch
 

@@ -32,7 +32,7 @@ from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_boundary
 from asyncrl.models.get import HUB_ID
 from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.torch_gpus import gpus_of_torch
-from asyncrl.training.megatron.families import FAMILIES, family_of
+from asyncrl.training.megatron.families import FAMILIES, family_of, packs
 from asyncrl.training.megatron.weight_map import EMBEDDING
 from asyncrl.weights.tensors import tensors_in
 from topics.batches import BatchMember
@@ -188,7 +188,7 @@ def _check_weights(path: Path, replaced: str = "") -> None:
     Args:
         replaced: the name of a tensor that is not read.
     """
-    if check_model_directory(path).architecture in FAMILIES:
+    if packs(check_model_directory(path).architecture):
         family, shape = family_of(path)
         _compare_weights(path, {name: one for name, one in family.tensors(shape).items() if name != replaced}, shape)
         return

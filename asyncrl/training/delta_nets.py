@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import softplus
+from torch.nn.functional import conv1d, pad, silu, softplus
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
@@ -61,6 +61,20 @@ def _convolution() -> Callable[..., Any]:
             found: Callable[..., Any] = importlib.import_module(name).causal_conv1d
             return found
     raise ImportError("it has no causal_conv1d")
+
+
+def torch_kernels() -> Kernels:
+    """Return functions of torch in the place of the kernels, for rows of one document each."""
+    models: Any = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    rule = models.torch_chunk_gated_delta_rule
+    return Kernels(getattr(rule, "__wrapped__", rule), _convolution_in_torch, torch.__version__)
+
+
+def _convolution_in_torch(
+    mixed: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, *, activation: str, cu_seqlens: torch.Tensor
+) -> tuple[torch.Tensor, None]:
+    before = pad(mixed.mT, (kernel.shape[1] - 1, 0))
+    return silu(conv1d(before, kernel[:, None], bias, groups=len(kernel))).mT, None
 
 
 def _version() -> str:
@@ -107,11 +121,11 @@ def packed_forward(
 
     Args:
         module: of transformers.
-        hidden_states: [1, T, H].
+        hidden_states: [1, T, H]; for functions of torch [B, L, H], rows of one document each.
         documents: of the T tokens.
 
     Returns:
-        [1, T, H].
+        As `hidden_states`.
 
     Source: Gated Delta Networks, arXiv 2412.06464, as in transformers' Qwen3-Next and Qwen3.5.
     """

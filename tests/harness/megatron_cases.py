@@ -92,6 +92,8 @@ OWN = "invented"
 LATENT, OF_LATENT = "deepseek-v3", "context"
 """A family whose keys come from latents, and the case in which its scores are taken with the tokens divided."""
 FIRST, EXPERTS = "qwen3", "qwen3-moe"
+WHOLE = (EXPERTS, LATENT, "qwen3.5")
+"""Families that are taken on one rank too, also without the campaigns."""
 REPLAYED = ("glm4-moe", "deepseek-v3")
 """Families whose tokens go where they are said to have gone, when they are compared."""
 FAMILIES = tuple(SMALL)
@@ -289,7 +291,7 @@ def quantised(folder, name, case, rank):
 
 def families(folder, case, rank, *, campaign):
     known.FAMILIES[own_family.FAMILY.architecture] = own_family.FAMILY
-    for name in (*FAMILIES, OWN) if campaign or case == OF_FAMILIES[0] else (EXPERTS, LATENT):
+    for name in (*FAMILIES, OWN) if campaign or case == OF_FAMILIES[0] else WHOLE:
         found = family(folder, name, case)
         if rank == 0:
             save_file(found, folder / f"{name}-{case}.safetensors")

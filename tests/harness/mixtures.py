@@ -63,6 +63,21 @@ _STRETCHED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_DELTA_NETS = {
+    "rms_norm_eps": 1e-3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.5,
+    },
+}
 GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
 SMALL = {
     "qwen3": ("qwen3", {"num_hidden_layers": 5}),  # which stages cannot have as many of
@@ -77,6 +92,7 @@ SMALL = {
         {**_LATENT, **GROUPS, "rope_parameters": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}},
     ),
     "moonlight": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "n_shared_experts": 2}),
+    "qwen3.5": ("qwen3_5_text", _DELTA_NETS),
     "kimi-k2": ("deepseek_v3", {**_LATENT, "rope_parameters": {**_YARN, "beta_fast": 1.0, "beta_slow": 1.0}}),
 }
 """Small models of each family: the type that transformers gives them, and what differs from `SHAPE`."""

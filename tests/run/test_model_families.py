@@ -37,7 +37,7 @@ def checked(folder: Path):
     return check(folder / "config.toml")
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next", "gpt-oss", "gemma-3", "minimax-m2", "nemotron-3", "olmo-3"])
+@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "gemma-3", "minimax-m2", "nemotron-3", "olmo-3"])
 def test_a_family_that_no_list_names_passes_check_with_a_line_of_its_capabilities(tmp_path, name):
     write_family(tmp_path / "model", name)
     [architecture] = json.loads((tmp_path / "model" / "config.json").read_text())["architectures"]
@@ -49,9 +49,20 @@ def test_a_family_that_no_list_names_passes_check_with_a_line_of_its_capabilitie
     [line] = [fact for fact in found.facts if fact.startswith(architecture)]
     assert line.startswith(f"{architecture} works with torch, packed")
     assert "megatron (no such family), embedded (not served)" in line
-    apart = FAMILIES[name][0] in ("qwen3_5_text", "qwen3_next", "nemotron_h")
+    apart = FAMILIES[name][0] in ("qwen3_next", "nemotron_h")
     assert ("once per document" in line) == apart
     assert ("prefix sharing (layers carry a state" in line) == apart
+
+
+def test_delta_nets_of_a_listed_family_pass_check_for_both_trainers(tmp_path):
+    write_family(tmp_path / "model", "qwen3.5")
+
+    found = checked(tmp_path)
+
+    assert not found.problems
+    words = "works with torch, packed with Qwen3_5GatedDeltaNet once per document, megatron, LoRA"
+    [line] = [fact for fact in found.facts if words in fact]
+    assert "prefix sharing (layers carry a state" in line
 
 
 def test_a_model_that_cannot_pack_passes_check_with_a_hint_that_names_the_layer_kind(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from asyncrl.data.model_dir import ModelError
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.parallel_config import Layout
 from harness.published import PUBLISHED
 
 
@@ -47,6 +48,20 @@ def test_a_part_of_a_head_is_rotated_where_the_family_does(tmp_path):
 
 def test_yarn_without_mscale_has_that_of_its_factor(tmp_path):
     assert read_family(changed(tmp_path, "Kimi-K2", {"rope_scaling": yarn()}))[1].rope.mscale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(context=2), "context = 2 divides documents, along which delta nets carry a state; set it to 1"),
+        (Layout(tensor=4), "tensor = 4 does not divide the model's 6 key heads of delta nets; use a divisor of 6"),
+    ],
+)
+def test_delta_nets_that_ranks_cannot_share_are_refused(tmp_path, layout, words):
+    shape = read_family(changed(tmp_path, "Qwen3.5-9B", {"linear_num_key_heads": 6}))[1]
+
+    with pytest.raises(ModelError, match=words):
+        layout.check(shape, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from harness.megatron_cases import (
     ROWS,
     SAVED_AT,
     SOURCES,
+    WHOLE,
     WITH_ROLES,
     model_of,
     objective,
@@ -110,7 +111,7 @@ def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
         logprobs, entropies = trainer._policy(*trainer._passes.lay(scored_rows(name)).inputs)
     largest = max(float(one.abs().max()) for one in gradients.values())
     files = [file for case in OF_FAMILIES if (file := results / f"{name}-{case}.safetensors").is_file()]
-    assert len(files) >= 1 + (name in (EXPERTS, LATENT))
+    assert len(files) >= 1 + (name in WHOLE)
     for found in map(load_file, files):
         assert torch.allclose(found.pop("logprobs"), logprobs, rtol=0, atol=2e-6)
         assert torch.allclose(found.pop("entropies"), entropies, rtol=0, atol=2e-6)

@@ -78,6 +78,23 @@ class LatentConfig(msgspec.Struct, frozen=True):
     value: int  # channels of a value
 
 
+class DeltaConfig(msgspec.Struct, frozen=True):
+    """Gated delta nets in some layers instead of attention."""
+
+    layers: tuple[bool, ...]  # for each layer of the model, whether it has one
+    key_heads: int  # of queries and keys
+    value_heads: int
+    key_dim: int  # channels of a head
+    value_dim: int
+    kernel: int  # tokens that the convolution sees
+
+    @property
+    def mixed(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values, which the convolution mixes."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_heads * self.value_dim
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """The shape of a decoder with gated SiLU feed-forward layers, or experts instead."""
 
@@ -95,6 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     rope: RopeConfig
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
+    delta: DeltaConfig | None = None
     has_qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     has_qkv_bias: bool = False  # the query, key and value projections add a bias
     further_layers: int = 0  # final layers on disk that predict tokens ahead; not served

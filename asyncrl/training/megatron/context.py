@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from asyncrl.training.attention import Documents, Runs
+from asyncrl.training.document_model import PaddedDocuments
 from asyncrl.training.megatron.cp_allgather_attention import Segments
 from asyncrl.training.megatron.cp_ring_attention import chunks_on
 from asyncrl.training.megatron.parallel_config import Layout
@@ -34,6 +36,11 @@ class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
         self.segments = segments
         self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, for a replay
         self.counted: torch.Tensor | None = None  # [T of this rank, 1] 1 for tokens whose experts are counted
+
+    @cached_property
+    def padded(self) -> PaddedDocuments:
+        """Return the documents as rows."""
+        return PaddedDocuments.of(self.documents)
 
     @property
     def positions(self) -> torch.Tensor:

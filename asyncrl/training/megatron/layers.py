@@ -20,7 +20,8 @@ from asyncrl.training.megatron.mla import LatentAttention
 class Layer(TransformerLayer):  # type: ignore[misc]
     """The library's modules in the order of its own `forward`, for documents and without dropout."""
 
-    compiles_fed = True  # the part after attention too
+    compiles_attended = True  # attention
+    compiles_fed = True  # the part after it
     multiply: Multiply = staticmethod(F.linear)
 
     def forward(
@@ -50,13 +51,19 @@ class Layer(TransformerLayer):  # type: ignore[misc]
         groups, size = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
         heads = attention.num_attention_heads_per_partition
         mixed = self._product(attention.linear_qkv, self.input_layernorm(hidden))
-        by_group = mixed.view(len(angles), groups, heads // groups + 2, size)
-        queries, key, value = torch.split(by_group, [heads // groups, 1, 1], 2)
-        query, key = queries.reshape(-1, 1, heads, size), key.reshape(-1, 1, groups, size)
+        by_group = mixed.view(len(angles), groups, -1, size)
+        queries, key, value = torch.split(by_group, [by_group.shape[2] - 2, 1, 1], 2)
+        key, gate = key.reshape(-1, 1, groups, size), None
+        if self.config.attention_output_gate:  # each head has its gate after its query
+            query, gate = queries.reshape(-1, 1, heads, 2, size).unbind(-2)
+        else:
+            query = queries.reshape(-1, 1, heads, size)
         if attention.q_layernorm is not None:
             query, key = attention.q_layernorm(query), attention.k_layernorm(key)
         turned = (_apply_rotary_pos_emb_bshd(one, angles, self.config.rotary_interleaved) for one in (query, key))
         found = attention.core_attention(*turned, value.transpose(1, 2), None, packed_seq_params=documents)
+        if gate is not None:
+            found = found * gate.flatten(-2).sigmoid()
         return self._added(self.self_attn_bda, self._product(attention.linear_proj, found), hidden)
 
     def fed(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -65,8 +72,9 @@ class Layer(TransformerLayer):  # type: ignore[misc]
         return self._added(self.mlp_bda, self._product(self.mlp.linear_fc2, F.silu(gate) * up), hidden)
 
     def compile(self) -> None:
-        """Let the layer be compiled at its first pass; attention that reads a latent is not."""
-        names = ["attended"] if not isinstance(self.self_attention, LatentAttention) else []
+        """Let the layer be compiled at its first pass; neither attention that reads a latent nor delta nets are."""
+        whole = self.compiles_attended and not isinstance(self.self_attention, LatentAttention)
+        names = ["attended"] if whole else []
         if self.compiles_fed:
             names = ["forward"] if names else ["fed"]
         for name in names:

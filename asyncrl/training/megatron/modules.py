@@ -16,6 +16,7 @@ from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.cp_allgather_attention import segment_attention
+from asyncrl.training.megatron.delta_net import adapt_delta
 from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
 from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.mcore_patches import OPTIONS
@@ -190,5 +191,7 @@ def _layer(config: TransformerConfig, family: Family, shape: ModelConfig, number
         adapt_latent(layer.submodules.self_attention)
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm
+    if shape.delta is not None and shape.delta.layers[number]:
+        adapt_delta(layer, shape.delta)
     family.adapt(layer, config)
     return layer

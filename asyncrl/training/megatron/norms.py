@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import nn
+from torch.nn.functional import rms_norm
 
 
 class Norm(nn.RMSNorm):
@@ -15,8 +16,15 @@ class Norm(nn.RMSNorm):
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
+        self._centred = config.layernorm_zero_centered_gamma  # the weight is what the gain exceeds 1 by
         weight: Any = self.weight
         weight.sequence_parallel = config.sequence_parallel  # then each rank has the gradient of its own tokens
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` with its last dimension normalised; a centred gain is applied in float32, as in transformers."""
+        if not self._centred:
+            return super().forward(x)
+        return rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
 class NormedAddition(nn.Module):

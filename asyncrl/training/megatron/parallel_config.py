@@ -97,6 +97,10 @@ class Layout(NamedTuple):
         dense = [(shape.intermediate, "feed-forward channels")] if not experts or experts.dense_first else []
         if experts and experts.shared:
             dense.append((experts.shared, "channels of the shared expert"))
+        if shape.delta:
+            dense.append((shape.delta.key_heads, "key heads of delta nets"))
+            if self.context > 1:
+                return f"context = {self.context} divides documents, along which delta nets carry a state; set it to 1"
         for count, what in ((shape.kv_heads, "key-value heads"), *dense):
             if count % self.tensor:
                 return f"tensor = {self.tensor} does not divide the model's {count} {what}; use a divisor of {count}"

@@ -15,6 +15,7 @@ from torch import nn
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
+from asyncrl.training.megatron.delta_net import use_kernels
 from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import ahead_problem, read_family
 from asyncrl.training.megatron.layers import Layer
@@ -78,6 +79,8 @@ class MegatronPolicy:
             multiply_by(how.multiply, self.model)
         if device.type == "cuda":
             self.model.to(device)
+            if shape.delta and dtype != torch.float32:
+                use_kernels(self.model, directory)
         self.parts = Parts(self.chunks, family, shape, layout, values=values)
         self.parts.read(directory, "model", wanted=is_no_head if values else bool)
         if how.compiled:

@@ -168,7 +168,7 @@ class Parts:
             dist.gather(found, every, dst=to, group=peers.group)
             if every is None:
                 return None
-            found = _joined(every, split or 0, place.rule.stacked)
+            found = _joined(every, split or 0, self._own_sections(place))
         return found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
 
     def _peers_of(self, place: Place) -> _Peers:
@@ -178,6 +178,16 @@ class Parts:
         """Shape of a rank's part."""
         split, peers = place.rule.split, self._peers_of(place).size
         return tuple(-(-size // peers) if dim == split else size for dim, size in enumerate(place.shape))
+
+    def _sections(self, place: Place) -> tuple[int, ...]:
+        """Lengths of what a tensor consists of, along the divided dimension."""
+        sections = place.rule.sections
+        return (place.shape[place.rule.split or 0],) if sections is None else sections(self._shape)
+
+    def _own_sections(self, place: Place) -> list[int]:
+        """Return the same of a rank's part."""
+        peers = self._peers_of(place).size if place.rule.split is not None else 1
+        return [-(-length // peers) for length in self._sections(place)]
 
     @torch.no_grad()
     def read(
@@ -220,13 +230,13 @@ class Parts:
                 self._fill(into(tied), place, files, prefix)
 
     def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, prefix: str) -> None:
-        local, split, stacked = self._local(place), place.rule.split or 0, place.rule.stacked
-        rows, whole = local[split] // stacked, place.shape[split] // stacked
-        start = self._peers_of(place).rank * rows if place.rule.split is not None else 0
-        name = prefix + place.name
-        begins = [number * whole + start for number in range(stacked)]
-        found = [files.narrow(name, split, begin, begin + rows) for begin in begins]
-        value = torch.cat(found) if stacked > 1 else found[0]
+        local, split, name = self._local(place), place.rule.split or 0, prefix + place.name
+        rank = self._peers_of(place).rank if place.rule.split is not None else 0
+        found, start = [], 0
+        for whole, own in zip(self._sections(place), self._own_sections(place), strict=True):
+            found.append(files.narrow(name, split, start + rank * own, start + (rank + 1) * own))
+            start += whole
+        value = torch.cat(found, split) if len(found) > 1 else found[0]
         if value.shape == local:
             part.copy_(value.view(part.shape))
         else:  # of the vocabulary, whose last rank has rows of no token
@@ -244,8 +254,7 @@ def is_trained(place: Place) -> bool:
     return place.rule.trained
 
 
-def _joined(parts: list[torch.Tensor], split: int, stacked: int) -> torch.Tensor:
-    """Put the parts of tensor-parallel ranks together."""
-    if stacked == 1:
-        return torch.cat(parts, split)
-    return torch.cat([part.view(stacked, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
+def _joined(parts: list[torch.Tensor], split: int, sections: list[int]) -> torch.Tensor:
+    """Put the parts of tensor-parallel ranks together, section by section."""
+    by_section = zip(*(torch.split(part, sections, split) for part in parts), strict=True)
+    return torch.cat([one for section in by_section for one in section], split)

@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     size: Size
     split: int | None = None  # dimension that is divided over tensor-parallel ranks; of experts over theirs
     part: Part = lambda parameter, _: parameter
-    stacked: int = 1  # this many tensors of equal size along the first dimension, each divided separately
+    sections: Size | None = None  # lengths of tensors along the divided dimension, each of which is divided separately
     trained: bool = True  # else it is a buffer, in float32 everywhere
 
 
@@ -55,11 +55,15 @@ class Row(NamedTuple):
     ahead: bool = False  # of the layer that predicts the token after the next one
 
 
-def _grouped(first: bool, last: bool) -> Part:
-    """Rows of queries, keys or values: the library keeps those of one key-value head together, [q ..., k, v]."""
+def grouped(first: bool, last: bool, per_head: int = 1) -> Part:
+    """Rows of queries, keys or values: the library keeps those of one key-value head together, [q ..., k, v].
+
+    Args:
+        per_head: blocks of `head_dim` rows that each query head has.
+    """
 
     def part(parameter: torch.Tensor, shape: ModelConfig) -> torch.Tensor:
-        queries = shape.heads // shape.kv_heads
+        queries = shape.heads // shape.kv_heads * per_head
         by_group = parameter.view(-1, queries + 2, shape.head_dim, *parameter.shape[1:])
         start = queries + int(last) if not first else 0
         return by_group[:, start : queries if first else start + 1]
@@ -81,7 +85,14 @@ def norm(parameter: str) -> Rule:
     return Rule(parameter, _hidden)
 
 
-def _projection(suffix: str, heads: Callable[[ModelConfig], int], part: Part) -> Rule:
+def projection(suffix: str, heads: Callable[[ModelConfig], int], part: Part) -> Rule:
+    """Rows of queries, keys or values.
+
+    Args:
+        suffix: "weight" or "bias".
+        heads: number of blocks of `head_dim` rows.
+    """
+
     def size(shape: ModelConfig) -> tuple[int, ...]:
         rows = heads(shape) * shape.head_dim
         return (rows, shape.hidden) if suffix == "weight" else (rows,)
@@ -92,9 +103,9 @@ def _projection(suffix: str, heads: Callable[[ModelConfig], int], part: Part) ->
 def _projections(suffix: str) -> Rows:
     """Weights or biases of the projections to queries, keys and values."""
     return {
-        f"self_attn.q_proj.{suffix}": _projection(suffix, lambda s: s.heads, _grouped(first=True, last=False)),
-        f"self_attn.k_proj.{suffix}": _projection(suffix, lambda s: s.kv_heads, _grouped(first=False, last=False)),
-        f"self_attn.v_proj.{suffix}": _projection(suffix, lambda s: s.kv_heads, _grouped(first=False, last=True)),
+        f"self_attn.q_proj.{suffix}": projection(suffix, lambda s: s.heads, grouped(first=True, last=False)),
+        f"self_attn.k_proj.{suffix}": projection(suffix, lambda s: s.kv_heads, grouped(first=False, last=False)),
+        f"self_attn.v_proj.{suffix}": projection(suffix, lambda s: s.kv_heads, grouped(first=False, last=True)),
     }
 
 
@@ -206,11 +217,11 @@ def corrected(_raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(shape, experts=experts)
 
 
-def half_rotated(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
-    """Return the shape of a model that rotates half of each head where `config.json` does not say how much."""
+def partly_rotated(raw: Mapping[str, Any], shape: ModelConfig, share: float) -> ModelConfig:
+    """Return the shape of a model that rotates this share of each head where `config.json` does not say how much."""
     if "partial_rotary_factor" in {**raw, **rope_of(raw)}:
         return shape
-    return msgspec.structs.replace(shape, rope=msgspec.structs.replace(shape.rope, share=0.5))
+    return msgspec.structs.replace(shape, rope=msgspec.structs.replace(shape.rope, share=share))
 
 
 @dataclass(frozen=True)
@@ -226,6 +237,7 @@ class Family:
     """Change the library's ModuleSpec of a layer, made for a TransformerConfig, where the family has other modules."""
     ropes: tuple[str, ...] = ("default",)  # types of rotary embedding
     rotates_part: bool = False  # of a head, where `config.json` says so
+    carries_state: bool = False  # some layers do, from token to token
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Fields of `config.json` that this family can have with one value alone, which they also have where left out."""
     needed: tuple[str, ...] = ()

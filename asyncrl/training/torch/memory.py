@@ -42,7 +42,7 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
         family, shape = read_family(base / config.model.path)
     except (ModelError, EngineError):
         return
-    if shape.experts or shape.latent:
+    if shape.experts or shape.latent or shape.delta:
         return
     [parameters] = parameters_of(family, shape, Layout())
     learning = Learning(

@@ -8,13 +8,14 @@ from typing import Any
 
 from asyncrl.data.model_dir import ModelError, read_json, tensor_shapes
 from asyncrl.engine.embedded.config import ModelConfig, read_shape, rope_of
-from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
+from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from asyncrl.training.megatron.weight_map import Family
 
 _ALL = (
     qwen3.FAMILY,
     llama.FAMILY,
     qwen2.FAMILY,
+    qwen3_5.FAMILY,
     qwen3_moe.FAMILY,
     glm4.FAMILY,
     glm4_moe.FAMILY,
@@ -22,6 +23,12 @@ _ALL = (
 )
 FAMILIES: dict[str, Family] = {family.architecture: family for family in _ALL}
 """Another family is added here."""
+
+
+def packs(architecture: str) -> bool:
+    """Return whether models are known to keep the documents of a row apart, in every trainer, without a test."""
+    family = FAMILIES.get(architecture)
+    return family is not None and not family.carries_state
 
 
 def family_of(directory: Path) -> tuple[Family, ModelConfig]:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.megatron.weight_map import NORMS, Family, attention, corrected, half_rotated, mixture
+from asyncrl.training.megatron.weight_map import NORMS, Family, attention, corrected, mixture, partly_rotated
 
 
 def _read(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(
-        half_rotated(raw, corrected(raw, shape)),
+        partly_rotated(raw, corrected(raw, shape), 0.5),
         has_qk_norm=bool(raw.get("use_qk_norm", False)),
         has_qkv_bias=bool(raw.get("attention_bias", False)),
     )
