@@ -92,4 +92,5 @@ PROMPT_ISSUED = Topic(
     key="trajectory_id",
     id=("trajectory_id", "attempt"),
     lane=True,
+    pooled=True,
 )

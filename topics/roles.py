@@ -29,6 +29,19 @@ class Role(NamedTuple):
         return f"actors.{self.folder or self.name}.actor"
 
 
+class WorkerPool(NamedTuple):
+    """Processes of a role that alone do the work on some tasks."""
+
+    role: str
+    name: str
+    tasks: tuple[str, ...]
+
+    @property
+    def pool(self) -> str:
+        """The name that its processes are counted under: `rollout-code`."""
+        return f"{self.role}-{self.name}"
+
+
 SUPERVISOR = "supervisor"
 OPERATOR = "operator"  # no actor: provisions the run and asks things of it
 MONITOR = "monitor"  # no actor: reads everything, with any NATS client, and publishes nothing
@@ -63,6 +76,11 @@ def pool_of(actor_id: str) -> str:
 def number_in_pool(actor_id: str) -> int:
     """Return the number of an actor in its pool, from 1: 2 of `engine-large-2`."""
     return int(actor_id.rpartition("-")[2])
+
+
+def pool_named(text: str) -> str:
+    """The pool that a user names as the config does: `rollout-code` of `rollout.code`, and of itself."""
+    return text.replace(".", "-")
 
 
 def role_of(name: str) -> str:

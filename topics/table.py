@@ -30,7 +30,7 @@ from topics import (
     turns,
     weights,
 )
-from topics.roles import ROLE_NAMES, ROLES, WORKERS, Role
+from topics.roles import ROLE_NAMES, ROLES, WORKERS, Role, WorkerPool
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Headers, Message
 
@@ -46,12 +46,13 @@ TOPICS: tuple[Topic[Any], ...] = (
 
 
 class WorkQueue(NamedTuple):
-    """A durable consumer that the processes of a role share."""
+    """A durable consumer that the processes of a role, or of one pool of them, share."""
 
     name: str
     role: str
     topic: Topic[Any]
-    evaluations: bool = False  # it has those alone, and the other queue of the role all the rest
+    evaluations: bool = False  # it has those alone, and the other queue of the pool all the rest
+    pool: WorkerPool | None = None  # None: of the processes that work on all tasks without a pool
 
     @property
     def stream(self) -> Stream:
@@ -60,9 +61,10 @@ class WorkQueue(NamedTuple):
 
     def pattern(self, run: str) -> str:
         """The subjects of its messages."""
-        if not self.topic.lane:
+        if not (self.topic.lane or self.topic.pooled):
             return self.topic.pattern(run)
-        return f"asyncrl.{run}.{self.topic.name}.{f'{EVALUATIONS}.' if self.evaluations else ''}*"
+        lane, pool = f"{EVALUATIONS}." if self.evaluations else "", f"{self.pool.name}." if self.pool else ""
+        return f"asyncrl.{run}.{self.topic.name}.{lane}{pool}*"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class Tables:
     roles: tuple[Role, ...]
     streams: tuple[Stream, ...]
     topics: tuple[Topic[Any], ...]
+    pools: tuple[WorkerPool, ...] = ()
 
     def extended(self, rows: Iterable[tuple[Role, Sequence[Topic[Any]]]]) -> Tables:
         """Return these tables with the rows of users' actors, which `topics.validate_user_topics` has checked."""
@@ -81,7 +84,11 @@ class Tables:
             roles.append(role)
             streams += new
             topics += [*added, *(topic for stream in new for topic in actors.keeper_topics(stream))]
-        return Tables(tuple(roles), tuple(streams), tuple(topics))
+        return Tables(tuple(roles), tuple(streams), tuple(topics), self.pools)
+
+    def with_pools(self, pools: Iterable[WorkerPool]) -> Tables:
+        """Return these tables with pools of workers."""
+        return Tables(self.roles, self.streams, self.topics, tuple(pools))
 
     @cached_property
     def role_names(self) -> Sequence[str]:
@@ -106,18 +113,46 @@ class Tables:
 
     @cached_property
     def queues(self) -> Mapping[str, WorkQueue]:
-        """The work queues by name: one for each role with a queue, and one for evaluations if its topic has a lane."""
+        """The work queues by name: one for each pool of a role with a queue, and one for evaluations if its topic has a
+        lane."""
         found = {}
         for role in self.roles:
-            if role.queue:
-                topic, name = self.by_name[role.queue], f"{role.name}-{EVALUATIONS}"
-                found[role.name] = WorkQueue(role.name, role.name, topic)
-                found |= {name: WorkQueue(name, role.name, topic, evaluations=True)} if topic.lane else {}
+            own = [one for one in self.pools if one.role == role.name]
+            for pool in (None, *own) if role.queue else ():
+                topic, name = self.by_name[role.queue], pool.pool if pool else role.name
+                found[name] = WorkQueue(name, role.name, topic, pool=pool)
+                name = f"{name}-{EVALUATIONS}"
+                found |= {name: WorkQueue(name, role.name, topic, evaluations=True, pool=pool)} if topic.lane else {}
         return found
 
     def queues_of(self, role: str) -> list[WorkQueue]:
-        """The work queues of a role, that of evaluations last."""
+        """The work queues of all pools of a role."""
         return [queue for queue in self.queues.values() if queue.role == role]
+
+    def queues_of_pool(self, pool: str) -> list[WorkQueue]:
+        """The work queues of a pool such as `rollout` or `rollout-code`, that of evaluations last."""
+        return [self.queues[name] for name in (pool, f"{pool}-{EVALUATIONS}") if name in self.queues]
+
+    def queues_for(self, role: str, task: str) -> list[WorkQueue]:
+        """The work queues of a role that hand out the work on a task, that of evaluations last."""
+        queues = self.queues_of_pool(role)
+        pool = self.pool_name(queues[0].topic, task) if queues else ""
+        return self.queues_of_pool(f"{role}-{pool}") if pool else queues
+
+    def pool_name(self, topic: Topic[Any], task: str) -> str:
+        """The pool in the subjects of a topic's messages about a task; "" for none."""
+        return self._pool_names.get((topic.stream.name, task), "") if topic.pooled else ""
+
+    def subjects(self, topic: Topic[Any], run: str, key: str) -> list[str]:
+        """All subjects under which messages about a key may be stored, whatever task it is of."""
+        own = {pool for (stream, _), pool in self._pool_names.items() if stream == topic.stream.name and topic.pooled}
+        return [topic.subject(run, key, pool) for pool in ("", *sorted(own))]
+
+    @cached_property
+    def _pool_names(self) -> Mapping[tuple[str, str], str]:
+        """The names of the pools by the stream that they work off, and the task."""
+        streams = {role.name: self.by_name[role.queue].stream.name for role in self.roles if role.queue}
+        return {(streams[pool.role], task): pool.name for pool in self.pools for task in pool.tasks}
 
     def topic_for(self, message: Message) -> Topic[Any]:
         """The topic of a message, by its type; raises as `topic_of_type`."""

@@ -66,6 +66,7 @@ class Topic(Generic[M]):
     id: tuple[str, ...] = ()  # fields of the message id in addition to the content digest; empty: the key
     fenced: bool = False  # each message of a key is appended only after the newest one that its worker knows
     lane: bool = False  # messages of evaluations have one more token before their key, for a separate work queue
+    pooled: bool = False  # messages about tasks of a pool of workers have its name before their key
     repeats: bool = False  # each publish is a new message; otherwise equal content is stored once in two minutes
     name: str = ""  # else that of the message's type: "trajectory.generated" of TrajectoryGenerated
 
@@ -83,12 +84,19 @@ class Topic(Generic[M]):
         names = self.id or ((self.key,) if self.key else ())
         return ":".join([self.name, *(str(getattr(message, name)) for name in names)])
 
-    def subject(self, run: str, key: str = "") -> str:
-        """The subject that one message is stored under."""
+    def subject(self, run: str, key: str = "", pool: str = "") -> str:
+        """The subject that one message is stored under.
+
+        Args:
+            run: its id.
+            key: of the message.
+            pool: of the workers whose task it is about, see `topics.table.Tables.pool_name`.
+        """
         if bool(key) != bool(self.key):
             raise ValueError(f"topic {self.name} takes {'a key (' + self.key + ')' if self.key else 'no key'}")
         lane = f"{EVALUATIONS}." if self.lane and stage_of(key) == "eval" else ""
-        return f"asyncrl.{run}.{self.name}.{lane}{key}" if key else f"asyncrl.{run}.{self.name}"
+        pool = f"{pool}." if pool else ""
+        return f"asyncrl.{run}.{self.name}.{lane}{pool}{key}" if key else f"asyncrl.{run}.{self.name}"
 
     @property
     def blobs(self) -> Stream:
@@ -98,7 +106,7 @@ class Topic(Generic[M]):
 
     def pattern(self, run: str) -> str:
         """The subjects of all its messages."""
-        if self.lane:
+        if self.lane or self.pooled:
             return f"asyncrl.{run}.{self.name}.>"
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
 

@@ -23,7 +23,7 @@ from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.publish import Fenced
 from asyncrl.config.held_out import set_of
-from asyncrl.config.slots import LEAST, first_slots, most_slots, requests_at_once
+from asyncrl.config.slots import LEAST, first_slots, most_slots, requests_at_once, rollout_workers
 from asyncrl.data.tokenizer import TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.errors import VersionAbsent
@@ -317,7 +317,7 @@ class RolloutWorker:
         self.loop = WorkerLoop(context, self.handle, first_slots(context.config), counts_runs=True)
         self.tools = Tools(context, self.loop.isolation)
         self._requests = requests_at_once(context.config)
-        least = min(first_slots(context.config), -(-LEAST // context.config.rollout.workers))
+        least = min(first_slots(context.config), -(-LEAST // rollout_workers(context.config)))
         self._search = SlotSearch(least, self._most_slots)
         self._ends = EndedCache()
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened

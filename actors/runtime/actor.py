@@ -31,13 +31,14 @@ from asyncrl.bus.publish import EXPECT_SUBJECT, publish, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
+from asyncrl.config.worker_pools import config_of_actor
 from asyncrl.errors import AsyncRLError
 from asyncrl.own_code import use_copies
 from asyncrl.ports import LOOPBACK
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import Placement, open_placement
-from asyncrl.run.user_actors import load_actors, user_module
+from asyncrl.run.user_actors import run_tables, user_module
 from asyncrl.telemetry.gpu_use import GpuMeter
 from topics.actors import RUN_OPENED, Activity, ActorStarted, ActorStopped, DeadLetter, HeldWork, RunOpened, Vitals
 from topics.roles import OWN, ROLES, SUPERVISOR, Role
@@ -214,11 +215,12 @@ async def open_context(login: Login, log: Any) -> Context:
         if login.home is not None:
             files = RunFiles(login.home, login.home / "base", sent=True)
         use_copies(files.root)
-        bus.tables = load_actors(config.actors, files.base)
+        bus.tables = run_tables(config, files.base)
     except BaseException:
         await bus.close()
         raise
     bus.publish_deadline_s = config.nats.publish_deadline_s
+    config = config_of_actor(config, login.actor_id)
     context = Context(login.role, login.actor_id, config, files, bus, log, login.credentials, login.host)
     bus.on_fault = context.fail
     return context

@@ -28,6 +28,7 @@ from topics.actors import HeldWork
 from topics.groups import GroupCompleted
 from topics.ids import stage_of
 from topics.prompts import PromptIssued
+from topics.roles import pool_of
 from topics.table import WorkQueue
 from topics.trajectories import (
     TRAJECTORY_FAILED,
@@ -64,7 +65,7 @@ class WorkerLoop(Generic[M]):
         self.isolation = Isolation(context)
         self._counts_runs = counts_runs  # the handler calls `isolation.done_alone`; else each delivery counts as a run
         self._context = context
-        self._queues = context.bus.tables.queues_of(context.role)
+        self._queues = context.bus.tables.queues_of_pool(pool_of(context.actor_id))
         self._topic = self._queues[0].topic
         self._kind: type[M] = self._topic.message
         self._handler = handler

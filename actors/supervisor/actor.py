@@ -29,6 +29,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
+from asyncrl.config.worker_pools import pool_sizes
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, ChildProcess, RestartPolicy, cpu_wait_s
@@ -50,7 +51,7 @@ _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 def first_fleet(config: Config, rows: Sequence[Role] = ROLES) -> dict[str, int]:
     """Return how many processes run each pool at the start, in the order of their starts.
 
-    A pool is a role, or one of several groups of engines: `engine-large`.
+    A pool is a role, one of several groups of engines (`engine-large`), or workers of some tasks (`rollout-code`).
     """
     roles = sorted((role for role in rows if role.name != SUPERVISOR), key=lambda role: not role.slow)
     fleet: dict[str, int] = {}
@@ -62,6 +63,7 @@ def first_fleet(config: Config, rows: Sequence[Role] = ROLES) -> dict[str, int]:
             fleet |= {pool: group.servers for pool, group in config.engine.pools.items()}
         elif role.setting:
             fleet[role.name] = int(attrgetter(role.setting)(config))
+            fleet |= {pool: count for pool, count in pool_sizes(config).items() if role_of(pool) == role.name}
         else:
             fleet[role.name] = 1 + config.supervision.standbys if role.kind == "keeper" else role.processes
     return fleet | dict.fromkeys(lent_pools(config), 0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from actors.runtime.actor import Context
@@ -176,7 +177,8 @@ class Trimmer:
         strangers = set(self.fold.open)
         names = sorted(strangers)
         for start in range(0, len(names), _NAMES_AT_ONCE):
-            subjects = [PROMPT_ISSUED.subject(self._bus.run, name) for name in names[start : start + _NAMES_AT_ONCE]]
+            some, of_name = names[start : start + _NAMES_AT_ONCE], partial(self._bus.tables.subjects, PROMPT_ISSUED)
+            subjects = [subject for name in some for subject in of_name(self._bus.run, name)]
             found = await read_last_of_each(self._bus, PROMPTS, subjects)
             strangers -= {record.key for record in found}
         return strangers

@@ -15,7 +15,7 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import MOST_PROCESSES, ScaleRequested, StopRequested
 from topics.alerts import UnpauseRequested
-from topics.roles import pool_of, role_of
+from topics.roles import pool_named, pool_of, role_of
 from topics.table import Tables
 
 Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
@@ -130,6 +130,7 @@ async def scale(found: FoundRun, wanted: Mapping[str, int], wait_s: float) -> No
         AsyncRLError: the run decided otherwise, or does not have them within `wait_s`.
         WrongUsage: the run has no such pool.
     """
+    wanted = {pool_named(pool): count for pool, count in wanted.items()}
     async with watched(found, "scale") as (bus, state, until):
         for pool, count in wanted.items():
             if role_of(pool) not in bus.tables.scalable:

@@ -102,7 +102,7 @@ class Run:
 
         Args:
             timeout_s: seconds to wait.
-            wanted: processes by role; of one of several groups of engines `**{"engine-large": 2}`.
+            wanted: processes by role; of a pool `**{"rollout.code": 4}`, of a group of engines `**{"engine.large": 2}`.
 
         Raises:
             AsyncRLError: the run decided otherwise, or does not have as many in time.

@@ -11,7 +11,7 @@ from asyncrl.bus.log import read_next
 from asyncrl.bus.publish import read
 from asyncrl.errors import AsyncRLError
 from topics.ids import trajectory_name
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import ONLY_TASK, PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import PROMPTS
 from topics.wire import WireError
 
@@ -46,13 +46,13 @@ class GroupRows:
         if issued.rows:
             return issued.rows
         if issued.prompt_id not in self._rows:  # concurrent requests of members wait for the same answer
-            self._remember(issued.prompt_id, asyncio.create_task(self._read(issued.prompt_id)))
+            self._remember(issued.prompt_id, asyncio.create_task(self._read(issued.prompt_id, issued.task)))
         rows = self._rows[issued.prompt_id]
         return rows.result() if rows.done() else await asyncio.shield(rows)
 
-    async def _read(self, prompt_id: str) -> list[PromptRow]:
+    async def _read(self, prompt_id: str, task: str) -> list[PromptRow]:
         try:
-            return await read_rows(self._bus, prompt_id)
+            return await read_rows(self._bus, prompt_id, task)
         except BaseException:
             self._rows.pop(prompt_id, None)
             raise
@@ -63,7 +63,7 @@ class GroupRows:
             self._rows.popitem(last=False)
 
 
-async def read_rows(bus: Bus, prompt_id: str) -> list[PromptRow]:
+async def read_rows(bus: Bus, prompt_id: str, task: str = ONLY_TASK) -> list[PromptRow]:
     """Read the rows of a prompt from the first message of its group's first member.
 
     Raises:
@@ -71,7 +71,8 @@ async def read_rows(bus: Bus, prompt_id: str) -> list[PromptRow]:
         BusError: the server does not answer.
     """
     name = trajectory_name(prompt_id, 0)
-    record = await read_next(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, name), 1)
+    pool = bus.tables.pool_name(PROMPT_ISSUED, task)
+    record = await read_next(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, name, pool), 1)
     if record is None:
         raise RowsUnreadable(f"the row of {prompt_id} is stored with {name}, which was never issued")
     where = f"with {name}, message {record.sequence} of {PROMPTS.name}"

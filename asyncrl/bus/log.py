@@ -255,8 +255,9 @@ async def read_last(bus: Bus, topic: Topic[Any], key: str | None = None, *, stor
     Args:
         stored: the log was given one, as in `read_message`.
     """
-    subject = topic.pattern(bus.run) if key is None else topic.subject(bus.run, key)
-    return await read_newest(bus, topic.stream, subject, stored=stored)
+    subjects = [topic.pattern(bus.run)] if key is None else bus.tables.subjects(topic, bus.run, key)
+    found = [await read_newest(bus, topic.stream, subject, stored=stored) for subject in subjects]
+    return max((record for record in found if record is not None), key=lambda record: record.sequence, default=None)
 
 
 async def read_newest(bus: Bus, stream: Stream, subject: str = "", *, stored: bool = False) -> Record | None:

@@ -55,6 +55,7 @@ class Prepared(msgspec.Struct):
     key: str
     body: bytes
     headers: dict[str, str]
+    pool: str = ""  # in its subject
 
 
 def pack(message: Message, topic: Topic[Any]) -> bytes:
@@ -95,12 +96,15 @@ async def prepare(
     """Seal a message for `publish_prepared`; arguments and errors as of `publish`."""
     topic = topic or bus.tables.topic_for(message)
     body = await _body(bus, topic, message)
-    return Prepared(topic.name, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
+    headers = _headers(topic, message, body) | (headers or {})
+    return Prepared(topic.name, topic.key_of(message), body, headers, _pool(bus, topic, message))
 
 
 async def publish_prepared(bus: Bus, prepared: Prepared) -> int:
     """Publish a prepared message durably, prepared here or in an earlier process, and return its sequence."""
-    return await _store(bus, bus.tables.by_name[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
+    topic = bus.tables.by_name[prepared.topic]
+    subject = topic.subject(bus.run, prepared.key, prepared.pool)
+    return await _store(bus, topic, subject, prepared.body, dict(prepared.headers))
 
 
 async def send(bus: Bus, message: Message, lasts_s: int = 0) -> None:
@@ -137,7 +141,7 @@ async def publish_if_latest(
     headers = _headers(topic, message, body) | (headers or {})
     headers |= {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
-        return await _store(bus, topic, key, body, headers)
+        return await _store(bus, topic, topic.subject(bus.run, key, _pool(bus, topic, message)), body, headers)
     except WrongSequence:
         # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
         newest = await read_newest(bus, topic.stream, fence)
@@ -151,8 +155,12 @@ def _headers(topic: Topic[Message], message: Message, body: bytes) -> dict[str, 
     return {MESSAGE_ID: f"{topic.id_of(message)}:{content}"} | headers_of(message)
 
 
-async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
-    """Store a body, in a blob stream if it is large.
+def _pool(bus: Bus, topic: Topic[Any], message: Message) -> str:
+    return bus.tables.pool_name(topic, getattr(message, "task", ""))
+
+
+async def _store(bus: Bus, topic: Topic[Any], subject: str, body: bytes, headers: dict[str, str]) -> int:
+    """Store a body under a subject, in a blob stream if it is large.
 
     Raises:
         TwoContents: another content is stored under this message id.
@@ -164,7 +172,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
         stored = b""
     if bus.name:
         headers[BY] = bus.name
-    ack = await bus.store(topic.subject(bus.run, key), stored, headers)
+    ack = await bus.store(subject, stored, headers)
     if ack.duplicate:
         # A repeat counts as stored only if the stored message is equal.
         there = await read_message(bus, topic.stream, ack.seq)

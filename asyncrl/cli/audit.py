@@ -14,7 +14,7 @@ from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.state.audit.audit import Findings, Queue
 from asyncrl.state.audit.reading import Audited, audit_run
 from asyncrl.state.records import counted
-from topics.table import BUILT_IN
+from topics.roles import role_of
 
 _SHOWN = 20  # violations printed; all are counted
 
@@ -67,7 +67,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         return "".join(f"   {name}: {count:,}" for name, count in counts.items())
 
     def held(role: str) -> str:
-        own = [queues[queue.name] for queue in BUILT_IN.queues_of(role) if queue.name in queues]
+        own = [queue for name, queue in queues.items() if role_of(name) == role]
         if not own:
             return ""
         waiting, handed_out = sum(queue.waiting for queue in own), sum(queue.unacknowledged for queue in own)

@@ -14,7 +14,7 @@ from asyncrl.bus.permissions import login_roles, permissions, user_of
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.user_actors import load_actors
+from asyncrl.run.user_actors import run_tables
 from topics.table import BUILT_IN, Tables
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables = BUILT_IN
     if arguments.actors:
         loaded = load_config(arguments.actors)
-        tables = load_actors(loaded.config.actors, loaded.base)
+        tables = run_tables(loaded.config, loaded.base)
     if not arguments.config:
         print(roles_text(runs, tables))
         return 0

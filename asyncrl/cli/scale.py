@@ -8,13 +8,14 @@ import asyncio
 from asyncrl.api.requests import check_count, scale
 from asyncrl.cli.target import add_run, add_wait, live_run
 from asyncrl.errors import WrongUsage
+from topics.roles import pool_named
 from topics.table import BUILT_IN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the live one")
     roles = ", ".join(BUILT_IN.scalable)
-    about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
+    about = f"such as rollout=4, rollout.NAME=4 for a pool, or engine.NAME=2 for a group of engines; roles: {roles}"
     parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)
     add_wait(parser)
 
@@ -42,6 +43,7 @@ def read_counts(words: list[str]) -> dict[str, int]:
         role, sign, count = word.partition("=")
         if not sign:
             raise WrongUsage(f"{word!r}: expected ROLE=COUNT, such as rollout=4")
+        role = pool_named(role)
         check_count(role, int(count) if count.isdecimal() else count, BUILT_IN)
         wanted[role] = int(count)
     return wanted

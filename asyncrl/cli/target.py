@@ -18,7 +18,7 @@ from asyncrl.cli.options import add_option
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.own_code import use_copies
 from asyncrl.run.connect import FoundRun, RunNotFound, find_run, named_directory, opened
-from asyncrl.run.user_actors import load_actors
+from asyncrl.run.user_actors import run_tables
 from topics.table import BUILT_IN, Tables
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ def tables_of(arguments: argparse.Namespace) -> Tables:
     with contextlib.suppress(AsyncRLError, OSError):
         found = any_run(arguments)
         if found.root is not None:
-            return load_actors(found.files.read_config().actors, found.files.base)
+            return run_tables(found.files.read_config(), found.files.base)
     return BUILT_IN
 
 

@@ -13,7 +13,7 @@ from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
 from asyncrl.config.topics_reference import readers_and_writers, topic_section, topics_markdown
-from asyncrl.run.user_actors import load_actors
+from asyncrl.run.user_actors import run_tables
 from asyncrl.state.live_tap import no_topic
 from topics.table import BUILT_IN, Tables
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables = BUILT_IN
     if arguments.config:
         loaded = load_config(arguments.config)
-        tables = load_actors(loaded.config.actors, loaded.base)
+        tables = run_tables(loaded.config, loaded.base)
     if arguments.asyncapi:
         print_json(asyncapi(tables))
     elif arguments.markdown:

@@ -22,9 +22,10 @@ from asyncrl.config.settings import (
     WarmupSettings,
     WorkerSettings,
 )
-from asyncrl.config.slots import first_slots
+from asyncrl.config.slots import slots_for
 from asyncrl.config.staged import as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task
+from asyncrl.config.worker_pools import check_pools
 from asyncrl.data.procedural import RULES
 from asyncrl.environment_names import KINDS, ROLLOUT, EnvironmentCapability, environment_can, is_environment
 from asyncrl.ports import is_ip
@@ -62,6 +63,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_model(config.model),
         *_lengths(config),
         *_sampling(config.rollout),
+        *check_pools(config),
         *dict.fromkeys(found for task in every_task(config) for found in _groups_of(config, task)),
         *_warmup(config.warmup),
         *_leases(config.workers, config.supervision),
@@ -177,13 +179,13 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
             f'raise it to 2 or more, or set {advantages[0]} = "none"'
         )
         yield Finding((*sizes, *advantages), message)
-    slots = rollout.workers * first_slots(config)
+    table, slots = slots_for(config, task.name)
     if size > slots:
         message = (
-            f"a group of {size} is larger than all open trajectories: rollout.workers * rollout.slots = {slots}; "
+            f"a group of {size} is larger than all open trajectories: {table}.workers * {table}.slots = {slots}; "
             "make the group smaller, or give the workers more slots"
         )
-        yield Finding((*sizes, "rollout.slots", "rollout.workers"), message)
+        yield Finding((*sizes, f"{table}.slots", f"{table}.workers"), message)
     if size == 1 and "zero_variance" in learner.filters:
         message = f"a group of {sizes[0]} = 1 has no variance, and zero_variance never drops it; remove it"
         yield Finding((key_of_learner(config.stages, task.stage, "filters"), *sizes), message)

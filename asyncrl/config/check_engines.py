@@ -13,6 +13,7 @@ from asyncrl.config.finding import Finding
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
+from asyncrl.config.worker_pools import pool_sizes
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import is_ip, places_of
 from topics.engines import check_address
@@ -296,6 +297,7 @@ def _scaled(config: Config) -> dict[str, int]:
         "reward": config.reward.workers,
         "groupreward": config.group_workers,
         "judge": config.judges,
+        **pool_sizes(config),
         **{pool: group.servers for pool, group in config.engine.pools.items() if not group.can(Capability.ADDRESSES)},
     }
     engines = {pool: group.most for pool, group in config.engine.pools.items()}

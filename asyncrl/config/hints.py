@@ -14,7 +14,7 @@ from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.sandbox_settings import weaker_limits
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
-from asyncrl.config.slots import first_slots
+from asyncrl.config.slots import all_slots, first_slots, rollout_workers
 from asyncrl.config.tasks import largest_group, tasks_of
 from asyncrl.ports import is_loopback
 
@@ -41,7 +41,7 @@ def masked_share(config: Config) -> float:
     lag, rows = config.buffer.max_lag, config.buffer.batch_groups * largest_group(config)
     if not (lag and config.trains):
         return 0.0
-    multiple = config.rollout.workers * first_slots(config) / slots_within_lag(rows, lag)
+    multiple = all_slots(config) / slots_within_lag(rows, lag)
     before = (0.0, 0.0)
     for after in _MASKED:
         if multiple < after[0]:
@@ -55,7 +55,7 @@ def masked_share(config: Config) -> float:
 def slot_lines(config: Config, _base: Path) -> Iterator[str]:
     """Tell how busy the rollout slots will be, and how many of their tokens too old for their batch."""
     if config.rolls_out and config.trains:
-        count = config.rollout.workers * first_slots(config)
+        count = all_slots(config)
         auto = " at first" if config.rollout.slots == "auto" else ""
         yield (
             f"{count} rollout slots{auto}: about {busy_share(config):.0%} busy, about {masked_share(config):.0%} of "
@@ -65,13 +65,13 @@ def slot_lines(config: Config, _base: Path) -> Iterator[str]:
 
 def _slot_groups(config: Config) -> float:
     """Groups that all rollout slots hold together."""
-    return config.rollout.workers * first_slots(config) / largest_group(config)
+    return all_slots(config) / largest_group(config)
 
 
 def _busy_slots(config: Config) -> int:
     """Slots of each rollout worker that the groups which are open keep busy."""
     slots = _slot_groups(config) * busy_share(config) * largest_group(config)
-    return max(1, int(slots // config.rollout.workers))
+    return max(1, int(slots // rollout_workers(config)))
 
 
 def hints(config: Config) -> list[str]:
@@ -110,15 +110,15 @@ def _slot_hints(config: Config) -> Iterator[str]:
         )
     elif (masked := masked_share(config)) > _MASKED_ENOUGH and rollout.slots != "auto":
         yield (
-            f"about {masked:.0%} of the sampled tokens will be too old for their batch: {rollout.workers} * "
-            f"{first_slots(config)} rollout slots are more than end within buffer.max_lag = {lag}; "
+            f"about {masked:.0%} of the sampled tokens will be too old for their batch: "
+            f"{all_slots(config)} rollout slots are more than end within buffer.max_lag = {lag}; "
             'rollout.slots = "auto" chooses fewer'
         )
     running = sum(group.servers * group.max_running for group in _training_servers(config))
     addressed = any(group.can(Capability.ADDRESSES) for group in config.engine.pools.values())
-    if not addressed and rollout.slots != "auto" and rollout.workers * first_slots(config) > running:
+    if not addressed and rollout.slots != "auto" and all_slots(config) > running:
         yield (
-            f"{rollout.workers * first_slots(config)} rollout slots share {running} running requests "
+            f"{all_slots(config)} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
 

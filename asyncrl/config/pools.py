@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from asyncrl.config.settings import Config
+from asyncrl.config.worker_pools import pool_sizes
 from topics.roles import OWN, SUPERVISOR, pool_of, role_of
 
 Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary", "judges", "rubrics", "opponents"]
@@ -54,5 +55,5 @@ def purpose_of(config: Config, engine_id: str) -> Purpose:
 
 def lent_pools(config: Config) -> list[str]:
     """Return the pools that a run starts without, since `asyncrl share` divides their processes among several runs."""
-    pools = [*config.engine.pools, *(role for role in config.placement.lent if role != "engine")]
+    pools = [*config.engine.pools, *(role for role in config.placement.lent if role != "engine"), *pool_sizes(config)]
     return [pool for pool in pools if role_of(pool) in config.placement.lent]

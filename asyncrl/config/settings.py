@@ -24,6 +24,7 @@ from asyncrl.config.learner_settings import (
     TrainerName,
 )
 from asyncrl.config.live_settings import GatewaySettings, LiveSettings
+from asyncrl.config.pool_settings import PoolName, RolloutPoolSettings
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
 from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.config.setting_types import (
@@ -109,6 +110,8 @@ class RolloutSettings(Settings):
     opponent_engines: str = ""
     # Seconds one call of `context.tool` may take, unless it names another limit, before it has failed.
     tool_limit_s: Seconds = 120.0
+    # Further workers for some tasks alone; those of `rollout.workers` have all other tasks, the warm-up and live turns.
+    pools: dict[PoolName, RolloutPoolSettings] = msgspec.field(default_factory=dict)
 
     @property
     def progress_limit(self) -> int:

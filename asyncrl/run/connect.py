@@ -20,11 +20,12 @@ from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.server import OwnServer, server_left_in
+from asyncrl.config.worker_pools import pools_in
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import UNWRITABLE
 from asyncrl.locks import take, try_lock
 from asyncrl.run.directory import JOINED, READING, RunFiles, is_locked, is_taken, made_at
-from asyncrl.run.user_actors import ActorsError, load_actors
+from asyncrl.run.user_actors import ActorsError, load_actors, with_pools
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED
 from topics.table import BUILT_IN, Tables
 from topics.topic import ACTORS
@@ -179,7 +180,7 @@ async def _tables_of(bus: Bus) -> Tables:
     with contextlib.suppress(LookupError, TypeError, ActorsError):  # it shows its known state
         if newest is not None:
             opened, _ = newest
-            return load_actors(opened.settings["actors"], Path(opened.base))
+            return with_pools(load_actors(opened.settings["actors"], Path(opened.base)), pools_in(opened.settings))
     return BUILT_IN
 
 

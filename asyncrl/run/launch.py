@@ -41,7 +41,7 @@ from asyncrl.run.placement import Placed, actor_job, open_placement
 from asyncrl.run.previous_session import PartBefore
 from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
-from asyncrl.run.user_actors import load_actors
+from asyncrl.run.user_actors import run_tables
 from asyncrl.training.init_model import create_configured
 from topics.roles import OPERATOR
 
@@ -171,7 +171,7 @@ class Launch:
                 program has the gateway's port, or the batch to be skipped does not wait to be trained.
         """
         use_copies(self.files.root)
-        self._tables = load_actors(self.config.actors, self.base)
+        self._tables = run_tables(self.config, self.base)
         making = asyncio.create_task(self._make_model())
         async with AsyncExitStack() as failed:
             failed.callback(making.cancel)

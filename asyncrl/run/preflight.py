@@ -47,7 +47,7 @@ from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.preflight_tools import check_tools, tool_setups
 from asyncrl.run.reward_trial import label_faults
 from asyncrl.run.sizing import plan
-from asyncrl.run.user_actors import ActorsError, load_actors
+from asyncrl.run.user_actors import ActorsError, run_tables
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 from topics.roles import OPERATOR
 
@@ -93,7 +93,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
 
 def _actors(config: Config, base: Path) -> Iterator[Finding]:
     try:
-        load_actors(config.actors, base)
+        run_tables(config, base)
     except ActorsError as error:
         yield Finding(("actors",), str(error).removeprefix("actors: "))
 
@@ -143,7 +143,7 @@ def _logins(config: Config, base: Path) -> Iterator[Finding]:
         return
     try:
         nats = msgspec.structs.replace(config.nats, password_file="")  # it is read by _secrets
-        logins = given_logins(nats, base, load_actors(config.actors, base))
+        logins = given_logins(nats, base, run_tables(config, base))
         for login in logins.values():
             login.login()
     except ActorsError:  # _actors has it

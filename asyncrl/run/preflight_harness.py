@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.child_pool.frames import Setup
 from asyncrl.config.finding import Finding
 from asyncrl.config.harness_settings import KINDS, harness_name, harness_settings
@@ -12,6 +14,7 @@ from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.sandbox_settings import SandboxCapability, sandbox_kind, weaker_limits
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import Task
+from asyncrl.config.worker_pools import pool_of_task, sandbox_of_pool
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.environment_names import EnvironmentCapability, environment_can
 from asyncrl.harnesses.kinds import harness_kind
@@ -19,10 +22,15 @@ from asyncrl.live.turn_boundary import AUTO, open_boundary
 
 
 def check_harnesses(config: Config, base: Path) -> Iterator[Finding]:
-    """Find harnesses that cannot work, and sandboxes that cannot start."""
+    """Find harnesses that cannot work, and sandboxes that cannot start, of each pool of rollout workers."""
     using = [task for task in graded_tasks(config).values() if harness_name(task.rollout)]
-    if not using:
-        return
+    pools = {task.name: pool_of_task(config, "rollout", task.name) for task in using}
+    for pool in dict.fromkeys(pools.values()):
+        own = msgspec.structs.replace(config, sandbox=sandbox_of_pool(config, pool))
+        yield from _of_pool(own, base, [task for task in using if pools[task.name] == pool])
+
+
+def _of_pool(config: Config, base: Path, using: list[Task]) -> Iterator[Finding]:
     capabilities = sandbox_kind(config.sandbox.kind).capabilities()
     for task in using:
         name = harness_name(task.rollout)

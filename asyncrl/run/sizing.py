@@ -43,7 +43,7 @@ from asyncrl.data.sources import RowSetup
 from asyncrl.environments.protocol import DataError
 from asyncrl.errors import LaunchError
 from asyncrl.files import disk_usage
-from asyncrl.run.user_actors import load_actors
+from asyncrl.run.user_actors import run_tables
 from topics.batches import BATCH_TRAINED
 from topics.topic import DEAD, HISTORY, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
@@ -232,7 +232,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     setups = [rows_of(config, base), warmup_rows(config, base)]
     row_bytes = max(_row_bytes(msgspec.json.encode(one)) for one in setups if one is not None)
     parameters = _parameters(config.model, base)
-    streams = load_actors(config.actors, base).streams
+    streams = run_tables(config, base).streams
     needed = needs(config, row_bytes, parameters, _route_bytes(config, base), streams)
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from asyncrl.config.settings import Config
+from asyncrl.config.worker_pools import worker_pools
 from asyncrl.errors import AsyncRLError, FunctionError
 from asyncrl.functions import is_async, load_module
-from topics.roles import Role
+from topics.roles import Role, WorkerPool
 from topics.table import BUILT_IN, Tables
 from topics.validate_user_topics import Rows, problem, shape_problem
 
@@ -21,6 +23,29 @@ class ActorsError(AsyncRLError):
     """A module that the config names holds no actor."""
 
     fatal = True
+
+
+def run_tables(config: Config, base: Path) -> Tables:
+    """Import the user's actors; returns the tables of a run with their rows and its pools of workers.
+
+    Raises:
+        ActorsError: as `load_actors`, or one of them shares messages that pools divide.
+    """
+    return with_pools(load_actors(config.actors, base), worker_pools(config))
+
+
+def with_pools(tables: Tables, pools: Sequence[WorkerPool]) -> Tables:
+    """Return the tables of a run with its pools of workers.
+
+    Raises:
+        ActorsError: a user's actor shares messages that pools divide.
+    """
+    divided = {role.queue for role in BUILT_IN.roles if any(pool.role == role.name for pool in pools)}
+    for role in tables.roles[len(BUILT_IN.roles) :]:
+        if role.queue in divided:
+            words = f"its queue is {role.queue}, which the pools of the config divide"
+            raise ActorsError(f"actors: role {role.name}: {words}; subscribe to the topic, or have no pools")
+    return tables.with_pools(pools)
 
 
 def load_actors(modules: Iterable[str], base: Path) -> Tables:

@@ -16,12 +16,13 @@ from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.findings import finding
 from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, hanging_rewards
 from asyncrl.state.live_facts import live_faults
+from asyncrl.state.loads import queued
 from asyncrl.state.open_alerts import PAUSED
 from asyncrl.state.records import Actor, Engine, counted
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
-from topics.roles import role_of
+from topics.roles import pool_of, role_of
 from topics.stalls import StallFound
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
@@ -80,7 +81,7 @@ def diagnose(state: RunState) -> list[StallFound]:
         return found
     if (alert := state.paused_by) is not None:
         return [finding(PAUSED, alert.alert, f"raised at step {alert.step}: {alert.when}")]
-    found += [*faults(state), *live_faults(state)]
+    found += [*faults(state), *live_faults(state), *_empty_pools(state)]
     awaited = state.version is not None and _servers_start(state)  # the warm-up needs no engines
     if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):
         found += _stall(state, found)
@@ -122,7 +123,7 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
         return []
     ill = {one.object for one in known}
     found = [
-        *_idle(state),
+        *_idle(state, ill),
         *hanging_rewards(state, ill, held_s=_HELD_S),
         *failing_rewards(state),
         *_rollout(state, ill | {engine.engine_id for engine in compiling(state)}),
@@ -194,20 +195,34 @@ def _learner(state: RunState) -> Iterator[StallFound]:
         yield finding("learner behind", actor.actor_id, evidence)
 
 
-def _idle(state: RunState) -> Iterator[StallFound]:
-    """Find work that waits in a queue without a consumer."""
-    for role in ("rollout", *GRADERS):
-        queue = Counter[str]()
-        for own in state.tables.queues_of(role):
-            queue.update(state.queues.get(own.name, {}))
-        living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
-        waiting, held = queue["waiting"], queue["under_way"]  # also what workers that are gone held
-        if (waiting or held) and not (living and (held or queue["pulls"])):
-            wanted = len(state.names_of(role)) if state.wanted else 0
-            present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
-            left = f" and {held:,} are left of workers that are gone" if held else ""
-            evidence = f"{waiting:,} wait in its queue{left}; {present}, none asks for work"
-            yield finding("no worker", role, evidence)
+def _empty_pools(state: RunState) -> Iterator[StallFound]:
+    """Find pools that were scaled to 0 while work waits for them: others may train on without their tasks."""
+    roles = dict.fromkeys(pool.role for pool in state.tables.pools)
+    for pool in [*roles, *(pool.pool for pool in state.tables.pools)]:
+        if state.wanted.get(pool) == 0:
+            yield from _without_worker(state, pool)
+
+
+def _idle(state: RunState, ill: set[str]) -> Iterator[StallFound]:
+    """Find work that waits in a queue without a consumer, of pools that are not known as empty."""
+    roles = ("rollout", *GRADERS)
+    for pool in [*roles, *(pool.pool for pool in state.tables.pools if pool.role in roles)]:
+        if pool not in ill:
+            yield from _without_worker(state, pool)
+
+
+def _without_worker(state: RunState, pool: str) -> Iterator[StallFound]:
+    queue, role = Counter[str](), role_of(pool)
+    for own in state.tables.queues_of_pool(pool):
+        queue.update(state.queues.get(own.name, {}))
+    living = [one for one in state.of_role(role) if pool_of(one.actor_id) == pool and one.live and not one.process]
+    waiting, held = queue["waiting"], queue["under_way"]  # also what workers that are gone held
+    if (waiting or held) and not (living and (held or queue["pulls"])):
+        wanted = sum(pool_of(name) == pool for name in state.names_of(role)) if state.wanted else 0
+        present = f"{len(living)} of {wanted} workers live" if wanted else f"{pool} was scaled to 0"
+        left = f" and {held:,} are left of workers that are gone" if held else ""
+        evidence = f"{waiting:,} wait in its queue{left}; {present}, none asks for work"
+        yield finding("no worker", pool, evidence)
 
 
 def _patient_s(work: HeldWork) -> float:
@@ -330,7 +345,7 @@ def _long_step(state: RunState, open_groups: float | None, limit: int, groups: i
         evidence = f"nothing was trained for {stalled_s(state):.0f} s; {open_groups} groups open, {ready} complete"
         return finding("unexplained", state.run, evidence)
     works = [work for _, work in state.held("rollout")]
-    held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
+    held = {role: queued(state, role)["under_way"] for role in ("rollout", "reward")}
     longest = f"; the longest: {_times(works[0])}" if works else ""
     evidence = (
         f"{open_groups:.0f} of at most {limit} groups are open; {ready} are complete, a batch takes "

@@ -14,7 +14,7 @@ ADVICE: dict[Cause, str] = {
     "actor silent": "wait: it is killed after supervision.silence_s and started again; check its machine if it repeats",
     "actor dying": "read its last lines with `asyncrl logs`; after eight quick deaths the run ends by itself",
     "no writer": "read the log of that keeper with `asyncrl logs`; supervision.standbys = 1 shortens such a gap",
-    "no worker": "start some with `asyncrl scale ROLE=N`; those of placement.lent are given by `asyncrl share`",
+    "no worker": "start some with `asyncrl scale NAME=N`; those of placement.lent are given by `asyncrl share`",
     "engine dead": "read the log of the server; an external server must be started again by its owner",
     "engine paused": "send POST /continue_generation to the server, with its key, and find out who paused it",
     "version not loaded": "read the log of the engine with `asyncrl logs`; it must be able to read the weights' folder",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.slots import first_slots
+from asyncrl.config.worker_pools import config_of_actor
 from asyncrl.state.run_state import RunState
 
 _IDLE = 0.1  # share of the time that is worth a hint
@@ -40,6 +41,6 @@ def _engines(state: RunState) -> int:
 def _taken(state: RunState) -> float:
     """Return the share of the rollout slots that have a trajectory."""
     workers = [actor for actor in state.of_role("rollout") if actor.live and actor.gauge("held") is not None]
-    slots = sum(actor.gauge("slots") or first_slots(state.config) for actor in workers)
+    slots = sum(actor.gauge("slots") or first_slots(config_of_actor(state.config, actor.actor_id)) for actor in workers)
     held = sum(actor.gauge("held") or 0.0 for actor in workers)
     return min(1.0, held / slots) if slots else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from asyncrl.config.settings import Config
 from asyncrl.config.slots import first_slots
 from asyncrl.config.tasks import largest_group
+from asyncrl.config.worker_pools import config_of_pool
 from asyncrl.state.run_state import RunState
 from topics.roles import pool_of, role_of
 
@@ -54,9 +56,17 @@ def pool_loads(state: RunState) -> dict[str, PoolLoad]:
     return found
 
 
+def queued(state: RunState, role: str) -> Counter[str]:
+    """Return the counts of the work queues of all pools of a role."""
+    counts = Counter[str]()
+    for queue in state.tables.queues_of(role):
+        counts.update(state.queues.get(queue.name, {}))
+    return counts
+
+
 def _workers(state: RunState, pool: str, wanted: int) -> PoolLoad:
     queue = state.queues.get(pool, {})
-    live = sum(actor.live for actor in state.of_role(pool))
+    live = sum(actor.live for actor in state.of_role(role_of(pool)) if pool_of(actor.actor_id) == pool)
     places = places_of(state.config, pool)
     return PoolLoad(pool, wanted, live, places, queue.get("waiting", 0), queue.get("under_way", 0))
 
@@ -81,4 +91,5 @@ def places_of(config: Config, pool: str) -> int:
         return group.max_running if group is not None else 1
     if pool == "groupreward":  # which are grades of groups
         return max(1, config.reward.in_flight // largest_group(config))
-    return {"rollout": first_slots(config), "judge": config.live.judge.in_flight}.get(pool, config.reward.in_flight)
+    own = config_of_pool(config, pool)
+    return {"rollout": first_slots(own), "judge": own.live.judge.in_flight}.get(role_of(pool), own.reward.in_flight)

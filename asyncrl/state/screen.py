@@ -18,6 +18,7 @@ from asyncrl.state.status import curve
 from asyncrl.state.summary import own_metrics
 from topics.roles import ROLE_NAMES, role_of
 from topics.runs import PoolStatus, RunStatus, ScalingStatus
+from topics.topic import EVALUATIONS
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -165,7 +166,7 @@ def _facts(status: RunStatus) -> dict[str, list[str]]:
         "queues": [
             f"[dim]{role}[/] [bold]{queue['waiting']}[/] waiting [bold]{queue['under_way']}[/] under way"
             for role, queue in status.queues.items()
-            if role in ("rollout", "reward")
+            if role_of(role) in ("rollout", "reward") and not role.endswith(EVALUATIONS)
         ],
         "groups": _cells({what: f"{value:,.0f}" for what, value in groups.items() if value is not None}),
         "requests": _requests(status),

@@ -93,5 +93,5 @@ def _first_batch(state: RunState) -> str:
     config, warm = state.config, state.trained < 0
     groups = config.warmup.batch_groups if warm else config.buffer.batch_groups
     ready = int(state.gauge("buffer", "ready_groups") or 0)
-    runs = state.queues.get("rollout", {}).get("under_way", 0)
+    runs = sum(state.queues.get(pool, {}).get("under_way", 0) for pool in state.wanted if role_of(pool) == "rollout")
     return f"the first batch: {ready:,} of {groups:,} groups are complete; running: {counted(runs, 'trajectory')}"

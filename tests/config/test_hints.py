@@ -15,7 +15,7 @@ def test_slots_that_hold_more_than_ends_within_the_lag_bound_are_answered_with_t
 
     (hint,) = hints(from_settings("rollout.slots=256", *settings).config)
 
-    assert hint.startswith("about 20% of the sampled tokens will be too old for their batch: 1 * 256 rollout slots")
+    assert hint.startswith("about 20% of the sampled tokens will be too old for their batch: 256 rollout slots")
     assert hints(from_settings('rollout.slots="auto"', *settings).config) == []
 
 

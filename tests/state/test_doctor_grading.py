@@ -1,4 +1,4 @@
-"""The doctor about rewards: workers of whole groups that are missing or hang, and rewards that fail."""
+"""The doctor about workers: of pools and of whole groups that are missing or hang, and rewards that fail."""
 
 import msgspec
 
@@ -7,6 +7,8 @@ from harness.folds import failure
 from harness.states import NOW_S, MadeState, work
 from topics.actors import ActorStarted, FleetScaled
 from topics.groups import GroupDropped
+from topics.roles import WorkerPool
+from topics.table import BUILT_IN
 
 
 def case_of_groups(workers=1, **settings):
@@ -54,3 +56,14 @@ def test_rewards_that_fail_are_found_until_a_batch_is_packed():
     assert ("reward failing", "groupreward") not in case.found()
     alone = MadeState().publish(failure("p000007-0", "reward"))
     assert alone.publish(GroupDropped("p000007", "failed", 2)).found() == [("reward failing", "reward")]
+
+
+def test_a_pool_that_was_scaled_to_0_is_found_while_the_run_trains():
+    case = MadeState(last_step_s=NOW_S - 1).publish(FleetScaled({"rollout-code": 0}))
+    case.state.tables = BUILT_IN.with_pools([WorkerPool("rollout", "code", ("coder",))])
+    assert case.found() == []
+
+    case.queue("rollout-code", waiting=7, pulls=0)
+
+    assert case.found() == [("no worker", "rollout-code")]
+    assert case.evidence() == "7 wait in its queue; rollout-code was scaled to 0, none asks for work"

@@ -9,12 +9,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
+from asyncrl.config.worker_pools import worker_pools
 from asyncrl.state.audit.comparison import deadline_s
 from asyncrl.state.audit.group import Group, Work
 from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.violations import Violation
 from topics.batches import BatchTrained
 from topics.ids import EVALUATION, LIVE, TASK, WARMUP, prompt_name
+from topics.table import BUILT_IN
 from topics.topic import BATCHES
 from topics.weights import CheckpointSaved
 
@@ -45,12 +47,15 @@ def open_violations(ledger: Ledger, queues: Mapping[str, Queue]) -> Iterator[Vio
             expected = "all messages, explicit acknowledgements, deliveries without a limit, the lease of the run"
             yield Violation("wrong queue", f"queue {name}", queue.fault, expected)
     counts: Counter[tuple[str, str]] = Counter()
+    config = ledger.opening.config
+    tables = BUILT_IN.with_pools(worker_pools(config)) if config is not None else BUILT_IN
     for group in ledger.groups.kept.values():
         lost: list[Violation] = []
         for work in group.open():
-            if work.queue in queues:
-                lost += _lost(ledger, queues[work.queue], work)
-                counts[work.queue, _place(queues[work.queue], work.sequence)] += 1
+            name = work.queue(tables, group.rules.task if group.rules else "")
+            if name in queues:
+                lost += _lost(ledger, queues[name], work)
+                counts[name, _place(queues[name], work.sequence)] += 1
         yield from lost or _overdue(ledger, group)
     for name, queue in queues.items():
         for place, held in (("handed out", queue.unacknowledged), ("waiting", queue.waiting)):

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from topics.batches import BatchMember
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import Stage, member_of, number_of, prompt_of, stage_of
-from topics.table import BUILT_IN
+from topics.table import Tables
 from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
@@ -93,10 +93,14 @@ class Work(NamedTuple):
     stream: str
     sequence: int
 
-    @property
-    def queue(self) -> str:
-        """Name of the work queue that has it."""
-        queues = BUILT_IN.queues_of(self.role)
+    def queue(self, tables: Tables, task: str) -> str:
+        """Name of the work queue that has it.
+
+        Args:
+            tables: of the run.
+            task: of its group.
+        """
+        queues = tables.queues_for(self.role, task)
         return queues[-1 if stage_of(self.key.trajectory_id) == "eval" else 0].name if queues else ""
 
 

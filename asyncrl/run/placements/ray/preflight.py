@@ -14,6 +14,7 @@ from asyncrl.config.pools import lent_pools
 from asyncrl.config.process_settings import NatsSettings, PlacementSettings
 from asyncrl.config.settings import Config
 from asyncrl.config.weights_settings import StoreCapability, store_kind, stores_with
+from asyncrl.config.worker_pools import pool_sizes
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
 from asyncrl.run.host_files import is_here, user_files
@@ -35,6 +36,7 @@ def placed_actors(config: Config) -> list[str]:
     """Return the actors of the start that Ray places."""
     counts = {pool: group.servers for pool, group in config.engine.pools.items()}
     counts |= {"rollout": config.rollout.workers, "reward": config.reward.workers, "groupreward": config.group_workers}
+    counts |= pool_sizes(config)
     counts |= {"learner": 1 + config.supervision.standbys}
     counts |= dict.fromkeys(lent_pools(config), 0)
     if config.only:
@@ -100,7 +102,8 @@ def _names(config: Config) -> Iterator[Finding]:
             f'found "{placement.address}", expected HOST:PORT of the head, or nothing for the cluster of this machine'
         )
         yield Finding(("placement.address",), message)
-    known = [*placement.roles, *(config.engine.pools if "engine" in placement.roles else ())]
+    pools = [*config.engine.pools, *pool_sizes(config)]
+    known = [*placement.roles, *(pool for pool in pools if role_of(pool) in placement.roles)]
     for name in placement.bundles:
         if name not in known:
             message = f"nothing of this name is placed on hosts; expected one of {', '.join(dict.fromkeys(known))}"
