@@ -311,3 +311,4 @@ def _main(workspace: str, *limits: str) -> None:
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])
+    os._exit(0)  # the end of the interpreter takes a fifth of the time of its start
