@@ -32,6 +32,7 @@ class SandboxCapability(enum.Enum):
     PROCESS_LIMIT = enum.auto()  # `processes` holds
     CORE_LIMIT = enum.auto()  # `cores` holds; without it, a program can undo it
     LINKS = enum.auto()  # programs find folders of the workspace at absolute paths too, as rows name them
+    IMAGES = enum.auto()  # a sandbox has the image that a row names
     DISK_LIMIT = enum.auto()  # `disk_mb` holds for all files together; without it, for each file
 
 
@@ -51,7 +52,8 @@ class SandboxSettings(Settings):
     trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
     # Files and folders of the host that programs may also read, at the same absolute paths; not with `none`.
     readable: list[str] = msgspec.field(default_factory=list)
-    # Absolute paths at which programs also find folders of the workspace, such as `{ "/app" = "." }`; `bubblewrap`.
+    # Absolute paths at which programs also find folders of the workspace, such as `{ "/app" = "." }`: `bubblewrap`,
+    # `podman` and `docker`.
     links: dict[str, str] = msgspec.field(default_factory=dict)
     cores: Positive = 1  # CPU cores that all programs of a sandbox share.
     # Memory of all processes of a sandbox together, or of each one where the worker can make no cgroup.
@@ -75,6 +77,7 @@ class Launch(NamedTuple):
     fds: tuple[int, ...] = ()  # which the process inherits; closed here after the start
     shared_mb: int = 0  # memory that files of the workspace take
     grouped: bool = True  # whether the worker limits it by control groups
+    content: str = ""  # folder inside, with the files that the workspace begins with
 
 
 class SandboxKind:
@@ -91,6 +94,10 @@ class SandboxKind:
     def capabilities(self) -> frozenset[SandboxCapability]:
         """Return the guarantees of the kind for workers on this machine."""
         raise NotImplementedError
+
+    def prepare(self, _settings: SandboxSettings) -> str:
+        """Make what sandboxes with links or with the image of a row need; returns why it cannot be made. May block."""
+        return ""
 
     def launch(self, _settings: SandboxSettings) -> Launch:
         """Return how the process of a sandbox starts."""

@@ -49,11 +49,12 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
 
     async def rollout(row: PromptRow, context: RolloutContext) -> None:
         task, name = TaskFiles.of(row), type(harness).__name__.lower()
-        open_linked = partial(opened, links=task.links) if task.links else opened
+        named = {key: value for key, value in (("links", task.links), ("image", task.image)) if value}
+        open_named = partial(opened, **named) if named else opened
         limit_s = min(settings.time_limit_s, task.limit_s or settings.time_limit_s)
         async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(open_linked())
-            await prepare(sandbox, task)
+            sandbox = await stack.enter_async_context(open_named())
+            since = await prepare(sandbox, task)
             again = settings.resume == "abandon"
             endpoint, tools = context.endpoint(again=again), await context.tools(*settings.tools, again=again)
             if settings.address != "none":
@@ -70,8 +71,8 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
             if graded is None and not task.tests:
                 _tell(context, fault, None)
                 return
-            collected = await collect(sandbox)
-            graded = graded or await grade(open_linked, task, collected)
+            collected = await collect(sandbox, since)
+            graded = graded or await grade(open_named, task, collected)
         turns = context.turns if settings.address == "none" else 0  # a program may repeat calls, and make some at once
         _tell(context, fault, graded, diff=difference(task.files, collected.files), turns=turns)
 

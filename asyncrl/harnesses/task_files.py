@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import difflib
 import math
 import posixpath
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import NamedTuple, TypeAlias
@@ -25,6 +27,15 @@ _MOST_BYTES = 1 << 20  # of a file that is graded
 _DIFF_CHARACTERS = 16_384  # each has at most 4 bytes, and an artefact 65,536
 
 _REWARD_BYTES = 1 << 16
+_TICK_S = 0.02  # Linux dates the change of a file up to a tick of its clock too early
+_CHANGED = """
+import os, stat, sys
+for folder, _, names in os.walk("."):
+    for path in (os.path.join(folder, name) for name in names):
+        about = os.lstat(path)
+        if stat.S_ISREG(about.st_mode) and about.st_ctime_ns > int(sys.argv[1]):
+            print(path)
+"""
 
 OpenSandbox: TypeAlias = Callable[..., AbstractAsyncContextManager[Sandbox]]
 
@@ -49,6 +60,7 @@ class TaskFiles(msgspec.Struct):
     setup_limit_s: float = 120.0
     limit_s: float | None = None  # seconds of an attempt, if fewer than those of the harness
     links: dict[str, str] = {}  # folders of the workspace by absolute paths at which programs find them too
+    image: str = ""  # of the sandboxes, in the place of `sandbox.image`
 
     @classmethod
     def of(cls, row: PromptRow) -> TaskFiles:
@@ -84,12 +96,19 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
         await sandbox.put(path, data, executable=data.startswith(b"#!"))
 
 
-async def prepare(sandbox: Sandbox, task: TaskFiles) -> None:
+async def prepare(sandbox: Sandbox, task: TaskFiles) -> int:
     """Make the folders that links name, write the files of a row, and run its setup.
+
+    Returns:
+        Nanoseconds since the epoch, after which no file of an image has changed; -1 without an image.
 
     Raises:
         SandboxError: the setup failed, or took too long.
     """
+    since = -1
+    if task.image:
+        since = time.time_ns()
+        await asyncio.sleep(_TICK_S)
     if folders := [folder for folder in task.links.values() if folder != "."]:
         result, output = await run_in(sandbox, ["mkdir", "-p", *folders, *map(posixpath.dirname, task.reward_files)])
         if result.code:
@@ -100,15 +119,20 @@ async def prepare(sandbox: Sandbox, task: TaskFiles) -> None:
         if result.code:
             ended = f"was stopped by {result.limit}" if result.limit else f"ended with exit code {result.code}"
             raise SandboxError(f"the setup of the row, {shlex.join(task.setup)}, {ended}: {output.strip()[-500:]}")
+    return since
 
 
-async def collect(sandbox: Sandbox) -> Collected:
+async def collect(sandbox: Sandbox, since: int = -1) -> Collected:
     """Return the regular files of a workspace, which the sandbox reads without following links.
+
+    Args:
+        since: as `prepare` returned it.
 
     Raises:
         SandboxError: it cannot be read.
     """
-    result, listed = await run_in(sandbox, ["find", ".", "-type", "f", "-print"])
+    lists = ["python3", "-I", "-S", "-c", _CHANGED, str(since)] if since >= 0 else ["find", ".", "-type", "f", "-print"]
+    result, listed = await run_in(sandbox, lists)
     if result.code:
         raise SandboxError(f"the files of the workspace cannot be listed: {listed[:200]}")
     paths = [line.removeprefix("./") for line in listed.splitlines()]

@@ -52,6 +52,10 @@ def _of_pool(config: Config, base: Path, using: list[Task]) -> Iterator[Finding]
     if linking and SandboxCapability.LINKS not in kind.capabilities():
         message = f"{linking[0].source} has tests at absolute paths, which sandboxes of this kind do not have"
         yield Finding(("sandbox.kind", *linking[0].keys("source")), f"{message}; set another kind")
+    imaging = [task for task in linking if task.options.get("images")]
+    if imaging and SandboxCapability.IMAGES not in kind.capabilities():
+        message = f"{imaging[0].source} has images, which sandboxes of this kind do not take"
+        yield Finding(("sandbox.kind", *imaging[0].keys("source")), f"{message}; set podman or docker")
     yield from _template(config.model, base, using[0])
 
 

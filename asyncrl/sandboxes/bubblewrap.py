@@ -70,7 +70,7 @@ class Bubblewrap(SandboxKind):
         return _fault_of_bubblewrap()
 
     def capabilities(self) -> frozenset[SandboxCapability]:
-        given = set(SandboxCapability)
+        given = set(SandboxCapability) - {SandboxCapability.IMAGES}
         return frozenset(given if group_parents() else given - {SandboxCapability.SHARED_MEMORY_LIMIT})
 
     def launch(self, settings: SandboxSettings) -> Launch:

@@ -5,29 +5,44 @@ The first process of a container is the one of every sandbox of this machine: th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from asyncrl.config.finding import Finding
 from asyncrl.config.sandbox_settings import Launch, SandboxCapability, SandboxKind, SandboxSettings
-from asyncrl.sandboxes import container_start, server
+from asyncrl.sandboxes import container_start, image_links, server
 from asyncrl.sandboxes.leftovers import is_left, name_of_mine
 
 _MB = 1_000_000
 # No image has this folder: runc gives a file system in memory the mode and owner of a folder that is there.
 _WORKSPACE, _FOLDER = "/sandbox-workspace", "/run/asyncrl"
+_KEPT = "/.asyncrl-files"  # of an image with links
 _LABEL = "asyncrl.sandbox"
-_TRIED_S = 60.0
+_TRIED_S, _MADE_S = 60.0, 600.0
+_making = threading.Lock()
 _VARIABLES = ("HOME", "PATH", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINERS_CONF")
 _ALONE = (
-    *("--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    *(
+        "--rm",
+        "--pull=never",
+        "--network",
+        "none",
+        "--read-only",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+    ),
     *("--user", "1000:1000", "--hostname", "sandbox", "--ipc", "private"),
 )
 
@@ -57,8 +72,25 @@ class Containers(SandboxKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         limits = {SandboxCapability.SHARED_MEMORY_LIMIT, SandboxCapability.PROCESS_LIMIT, SandboxCapability.CORE_LIMIT}
-        given = frozenset(SandboxCapability) - {SandboxCapability.LINKS}
-        return given - (limits if _is_weak(self._program, self._weak) else set())
+        return frozenset(SandboxCapability) - (limits if _is_weak(self._program, self._weak) else set())
+
+    def prepare(self, settings: SandboxSettings) -> str:
+        fault = self.problem(settings)
+        if fault:
+            _fault_of.cache_clear()  # the image may be pulled before the next try
+        elif settings.links:
+            try:
+                self._image(settings)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return f"the image {settings.image} gets no links: {error}"
+        return fault
+
+    def _image(self, settings: SandboxSettings) -> str:
+        if not settings.links:
+            return settings.image
+        with _making:
+            options = (*self._options, *_mounts(settings.readable))
+            return _linked(self._program, options, settings.image, json.dumps(settings.links, sort_keys=True))
 
     def launch(self, settings: SandboxSettings) -> Launch:
         name = name_of_mine()
@@ -79,7 +111,8 @@ class Containers(SandboxKind):
         served += [f"DATA={settings.memory_mb * _MB}", f"FSIZE={disk}"]
         run = [self._program, "run", *_ALONE, *self._options, *limits, *files, *_mounts(settings.readable)]
         starts = [sys.executable, "-I", "-S", container_start.__file__, str(folder / file)]
-        return Launch([*_environment(), *starts, *run, settings.image, *served], _WORKSPACE, grouped=False)
+        command = [*_environment(), *starts, *run, self._image(settings), *served]
+        return Launch(command, _WORKSPACE, grouped=False, content=_KEPT if settings.links else "")
 
     def end_leftovers(self) -> list[str]:
         """Remove containers of workers that were killed; returns their names."""
@@ -88,6 +121,41 @@ class Containers(SandboxKind):
         if names:
             _run([self._program, "rm", "--force", *names])
         return names
+
+
+@cache
+def _linked(program: str, options: Sequence[str], image: str, links: str) -> str:
+    """Return the name of an image with links, which is made unless it exists. Its layers are those of `image`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    known = _checked([program, "image", "inspect", "--format", "{{.Id}}", image]).strip()
+    name = f"asyncrl-links:{hashlib.sha256(f'{known} {links}'.encode()).hexdigest()[:16]}"
+    if not _run([program, "image", "inspect", name]).returncode:
+        return name
+    made = name_of_mine()
+    alone = ["--pull=never", "--network", "none", "--user", "0:0", "--name", made, "--label", _LABEL]
+    script = ["-v", f"{image_links.__file__}:/run/asyncrl-links.py:ro", "--entrypoint", "python3", image]
+    try:
+        _checked(
+            [program, "run", *alone, *options, *script, "-I", "-S", "/run/asyncrl-links.py", _WORKSPACE, _KEPT, links]
+        )
+        _checked([program, "commit", made, name])
+    finally:
+        _run([program, "rm", "--force", made])
+    return name
+
+
+def _checked(command: Sequence[str]) -> str:
+    """
+    Raises:
+        OSError: the command failed.
+    """
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_MADE_S)
+    if done.returncode:
+        raise OSError(_last(done))
+    return done.stdout
 
 
 def _mounts(readable: Sequence[str]) -> list[str]:

@@ -186,7 +186,7 @@ class _Kind(RemoteKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         """Return the guarantees of bubblewrap; each server tells its own."""
-        return frozenset(SandboxCapability) - {SandboxCapability.LINKS}
+        return frozenset(SandboxCapability) - {SandboxCapability.LINKS, SandboxCapability.IMAGES}
 
     def sandbox(self, settings: SandboxSettings) -> Sandbox:
         return HttpSandbox(settings)

@@ -21,15 +21,22 @@ _looked = False  # for what killed workers left
 
 
 @asynccontextmanager
-async def open_sandbox(settings: SandboxSettings, *, links: Mapping[str, str] | None = None) -> AsyncIterator[Sandbox]:
+async def open_sandbox(
+    settings: SandboxSettings, *, links: Mapping[str, str] | None = None, image: str = ""
+) -> AsyncIterator[Sandbox]:
     """Start a sandbox, and destroy it at the end.
 
     Args:
         links: folders of the workspace by absolute paths at which programs find them too.
+        image: that takes the place of `sandbox.image`.
 
     Raises:
         SandboxError: it does not start.
     """
+    if image and SandboxCapability.IMAGES not in sandbox_kind(settings.kind).capabilities():
+        raise SandboxError(f"a row names the image {image}; sandboxes of kind {settings.kind} take no image of a row")
+    if image:
+        settings = msgspec.structs.replace(settings, image=image)
     if links:
         settings = msgspec.structs.replace(settings, links={**settings.links, **links})
     sandbox = await start_sandbox(settings)
@@ -53,6 +60,8 @@ async def start_sandbox(settings: SandboxSettings) -> Sandbox:
     sandbox = sandbox_of(settings)
     if settings.links and SandboxCapability.LINKS not in sandbox.capabilities:
         raise SandboxError("its programs find no folder of the workspace at another path, such as /tests")
+    if fault := await asyncio.to_thread(sandbox_kind(settings.kind).prepare, settings):
+        raise SandboxError(fault)
     await sandbox.start()
     return sandbox
 

@@ -23,17 +23,17 @@ class SandboxPool:
         self._starting: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def open(self, *, links: Mapping[str, str] | None = None) -> AsyncIterator[Sandbox]:
+    async def open(self, *, links: Mapping[str, str] | None = None, image: str = "") -> AsyncIterator[Sandbox]:
         """Give an empty sandbox, and take it back at the end.
 
         Args:
-            links: as of `open_sandbox`; then the sandbox is new and has no other use.
+            links, image: as of `open_sandbox`; then the sandbox is new and has no other use.
 
         Raises:
             SandboxError: it does not start.
         """
-        if links:
-            async with open_sandbox(self._settings, links=links) as fresh:
+        if links or image:
+            async with open_sandbox(self._settings, links=links, image=image) as fresh:
                 yield fresh
             return
         with outside():  # tasks of the pool are no branches of a rollout function

@@ -45,7 +45,7 @@ class ServedSandbox:
         self._asked: dict[bytes, asyncio.Future[_Answer]] = {}
         self._names = itertools.count()
         self._errors = -1  # file in memory for what the first process complains of
-        self._home, self._fault = "", "is not started"
+        self._home, self._content, self._fault = "", "", "is not started"
 
     async def start(self) -> None:
         self._errors = os.memfd_create("errors")
@@ -59,6 +59,7 @@ class ServedSandbox:
             asyncio.get_running_loop().add_reader(ours, self._receive)
             async with asyncio.timeout(_START_S):
                 await ready
+            await self._fill()
         except (OSError, TimeoutError, SandboxError) as error:
             reason = self._complaint() or str(error) or f"it did not start within {_START_S:g} s"
             await self.destroy()
@@ -74,7 +75,7 @@ class ServedSandbox:
     def _launch(self, control: socket.socket) -> None:
         launch = self._kind.launch(self._settings)
         try:
-            self._home = launch.home
+            self._home, self._content = launch.home, launch.content
             memory_mb = self._settings.memory_mb + launch.shared_mb
             if launch.grouped:
                 self._groups = ControlGroups.make(memory_mb=memory_mb, processes=self._settings.processes)
@@ -93,6 +94,20 @@ class ServedSandbox:
         finally:
             for fd in launch.fds:
                 os.close(fd)
+
+    async def _fill(self) -> None:
+        """Copy the files that the workspace begins with.
+
+        Raises:
+            SandboxError: they cannot be copied, such as into a too small `disk_mb`.
+        """
+        if not self._content:
+            return
+        said: list[bytes] = []
+        each = ["find", self._content, "-mindepth", "1", "-maxdepth", "1", "-exec", "cp", "-a", "{}", ".", ";"]
+        result = await self.exec(each, on_output=lambda _stream, piece: said.append(piece))
+        if result.code or said:
+            raise SandboxError(f"its files of the image cannot be copied: {b''.join(said).decode(errors='replace')}")
 
     @property
     def process(self) -> int | None:

@@ -87,7 +87,8 @@ class ShellKind(RemoteKind):
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         """Return the guarantees of a service: the limits are those of the image."""
-        return frozenset(SandboxCapability) - {SandboxCapability.REACHES_WORKER, SandboxCapability.LINKS}
+        absent = {SandboxCapability.REACHES_WORKER, SandboxCapability.LINKS, SandboxCapability.IMAGES}
+        return frozenset(SandboxCapability) - absent
 
     def sandbox(self, settings: SandboxSettings) -> Sandbox:
         return ShellSandbox(self, settings)

@@ -147,7 +147,7 @@ def test_a_task_that_cannot_serve_is_named_with_what_it_lacks(task: Path):
     (task / "tests" / "data").unlink()
     (task / "tests" / "test.sh").unlink()
     assert "has no tests/test.sh" in fault()
-    assert "its options are host, setup" in fault(colour="red")
+    assert "its options are host, images, setup" in fault(colour="red")
 
 
 def test_a_sandbox_without_absolute_paths_is_refused_before_the_run():

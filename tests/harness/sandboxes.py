@@ -56,20 +56,25 @@ def skeleton(program: str) -> str:
     image = "asyncrl-tests:skeleton"
     if shutil.which(program) is None:
         return image
-    links = [path for path in Path("/").iterdir() if path.is_symlink() and os.readlink(path).startswith("usr/")]
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("usr", "proc", "dev", "sys", "tmp", "run", "etc", "workspace"):
-            Path(folder, name).mkdir()
-        Path(folder, "tmp").chmod(0o1777)
-        for link in links:
-            Path(folder, link.name).symlink_to(os.readlink(link))
         archive = Path(folder, "skeleton.tar")
         with tarfile.open(archive, "w") as made:
-            for path in sorted(Path(folder).iterdir()):
-                if path != archive:
-                    made.add(path, path.name)
+            skeleton_files(made)
         subprocess.run([program, "import", str(archive), image], check=False, capture_output=True)
     return image
+
+
+def skeleton_files(archive: tarfile.TarFile) -> None:
+    """Write the folders and links of an image without files."""
+    for name in ("usr", "proc", "dev", "sys", "tmp", "run", "etc", "workspace"):
+        folder = tarfile.TarInfo(name)
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+        archive.addfile(folder)
+    for path in Path("/").iterdir():
+        if path.is_symlink() and os.readlink(path).startswith("usr/"):
+            link = tarfile.TarInfo(path.name)
+            link.type, link.linkname = tarfile.SYMTYPE, os.readlink(path)
+            archive.addfile(link)
 
 
 async def output_of(sandbox: Sandbox, command: Sequence[str], **options: Any) -> tuple[ExecResult, str]:

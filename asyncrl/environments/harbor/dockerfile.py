@@ -27,8 +27,11 @@ class Built(NamedTuple):
     skipped: list[str]  # instructions without effect
 
 
-def read_dockerfile(path: Path) -> Built:
+def read_dockerfile(path: Path, *, copies: bool = True) -> Built:
     """Read `WORKDIR`, `COPY` and `ADD` of a Dockerfile.
+
+    Args:
+        copies: whether to read `COPY` and `ADD`.
 
     Raises:
         DataError: a file that it copies is absent, or would replace one of the system.
@@ -42,7 +45,8 @@ def read_dockerfile(path: Path) -> Built:
         if word == "WORKDIR":
             built = built._replace(folder=posixpath.join(built.folder or "/", rest.strip()))
         elif word in ("COPY", "ADD"):
-            _copy(path, rest, built)
+            if copies:
+                _copy(path, rest, built)
         elif word not in _KNOWN:
             built.skipped.append(line.strip())
     return built

@@ -35,6 +35,8 @@ class HarborOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     # Whether the programs of the machine take the place of images: instructions such as RUN have no effect.
     host: bool = False
+    # Whether sandboxes are containers of the image that `task.toml` names; needs `sandbox.kind` podman or docker.
+    images: bool = False
     setup: list[str] = []  # a program that runs in the sandbox before the policy works
     setup_limit_s: float = 120.0
     tasks: list[str] = []  # names of folders; empty: all
@@ -99,7 +101,8 @@ class Harbor:
 
 def _row(task: Path, problem: Problem, options: HarborOptions) -> PromptRow:
     about = _read_toml(task / "task.toml")
-    built = _environment(task, about, host=options.host)
+    image = about.environment.docker_image if options.images else ""
+    built = _environment(task, about, options)
     tests = {f"{HIDDEN}/tests/{name}": data for name, data in _files(task / "tests", task).items()}
     if f"{HIDDEN}/{_TEST}" not in tests:
         raise DataError(f"the Harbor task {task} has no {_TEST}")
@@ -122,6 +125,8 @@ def _row(task: Path, problem: Problem, options: HarborOptions) -> PromptRow:
         "setup": options.setup,
         "setup_limit_s": options.setup_limit_s,
     }
+    if image:
+        metadata["image"] = image
     if about.agent.timeout_sec:
         metadata["limit_s"] = about.agent.timeout_sec
     if "difficulty" in about.metadata:
@@ -140,19 +145,21 @@ def _read_toml(path: Path) -> _TaskToml:
         raise DataError(f"{path} is no task of Harbor: {error}") from error
 
 
-def _environment(task: Path, about: _TaskToml, *, host: bool) -> Built:
-    """Return the files of the image of a task.
+def _environment(task: Path, about: _TaskToml, options: HarborOptions) -> Built:
+    """Return the working folder of a task, and the files of its image unless sandboxes have the image.
 
     Raises:
         DataError: the task needs more of its image than files.
     """
     path = task / "environment" / "Dockerfile"
-    built = read_dockerfile(path) if path.is_file() else Built("/app", {}, {}, [])
+    has_image = options.images and bool(about.environment.docker_image)
+    built = read_dockerfile(path, copies=not has_image) if path.is_file() else Built("/app", {}, {}, [])
     needs = f"the image {about.environment.docker_image}" if about.environment.docker_image else ""
     needs = needs or next((f"the commands of its Dockerfile: {line}" for line in built.skipped), "")
-    if needs and not host:
+    if needs and not (options.host or has_image):
         advice = "set the option host = true to take the programs of this machine in its place"
-        raise DataError(f"the Harbor task {task} needs {needs}. Its image is not used; {advice}")
+        named = "images = true for sandboxes of the image that its task.toml names"
+        raise DataError(f"the Harbor task {task} needs {needs}. Its image is not used; {advice}, or {named}")
     return built
 
 
