@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from asyncrl.rewards.rubrics import Rubric as Rubric
     from asyncrl.rewards.score import GradeRequest as GradeRequest
     from asyncrl.rewards.tournaments import TournamentReward as TournamentReward
-    from asyncrl.rollout.context import Generated as Generated
     from asyncrl.rollout.context import RolloutContext as RolloutContext
     from asyncrl.rollout.context import ToolFailed as ToolFailed
+    from asyncrl.rollout.generated import Generated as Generated
     from asyncrl.training.dump import load_dump as load_dump
     from topics.actors import Waiting as Waiting
     from topics.batches import BatchPacked as BatchPacked
@@ -71,7 +71,8 @@ _NAMES = {  # by the module that has them
     "asyncrl.rewards.rubrics": "Rubric",
     "asyncrl.rewards.score": "GradeRequest",
     "asyncrl.rewards.tournaments": "TournamentReward",
-    "asyncrl.rollout.context": "Generated RolloutContext ToolFailed",
+    "asyncrl.rollout.context": "RolloutContext ToolFailed",
+    "asyncrl.rollout.generated": "Generated",
     "asyncrl.training.dump": "load_dump",
     "topics.actors": "Waiting",
     "topics.batches": "BatchPacked BatchTrained",

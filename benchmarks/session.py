@@ -20,7 +20,7 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.rollout.context import RolloutContext
 from asyncrl.rollout.endpoint import Endpoint
-from asyncrl.rollout.host import Limits
+from asyncrl.rollout.host import Asked, Limits
 from asyncrl.rollout.journal import Journal
 from asyncrl.tools.server import Toolbox
 from asyncrl.training.init_model import ModelShape, create_model
@@ -113,7 +113,7 @@ class _Host:
     async def checkpoint(self) -> None:
         """Publish nothing."""
 
-    async def opponent(self, input_ids: list[int], limits: Limits) -> tuple[list[int], str]:
+    async def opponent(self, asked: Asked, limits: Limits) -> tuple[list[int], str, str]:
         raise BenchError("no session of this benchmark has an opponent")
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from actors.engine.fetch import Fetcher
 from actors.engine.launch_spec import home_of
 from actors.engine.load_report import announced, watch_load
 from actors.engine.lora_base import Adapting
-from actors.engine.pinned_version import Announced, Versions, versions_of
+from actors.engine.pinned_version import Announced, Versions, is_untrained, versions_of
 from actors.engine.shared_gpu import SharedGpu
 from actors.engine.update_pace import UpdatePace, first_sequence
 from actors.engine.weight_transfer import DirectFailed, WeightTransfer
@@ -102,7 +102,7 @@ class EngineActor:
             watches = (self._watch_end(), self._probe(), watch_load(self._server, self.context.vitals))
             probes = [self.context.tasks.start(watch) for watch in watches]
             await all_of(*(listener.caught_up() for listener in self._listeners))  # those between may be pruned by now
-            if not self.context.config.trains and self._target is None:
+            if self._target is None and is_untrained(self.context.config, self.context.actor_id):
                 self._target = Announced(UNTRAINED, 0)  # no weights will be published
             while not self.context.stop.is_set():
                 target = self._target

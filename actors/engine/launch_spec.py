@@ -35,6 +35,8 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
         home = home._replace(gap_s=config.gateway.idle_wait_s)
     if announced is not None:
         home = home._replace(address=announced.address)
+    if home.group.model:
+        return home._replace(model=files.base / home.group.model, label=untrained, form="model")
     if not config.trains:
         return home._replace(label=untrained, form="model")
     lora = config.learner.lora

@@ -171,6 +171,13 @@ class FirstVersion(Versions):
         return announced if announced is not None and self._is_taken(announced) else None
 
 
+class SecondModel(Versions):
+    """No version: the engine has a second model, which is not trained."""
+
+    def wanted(self) -> Announced | None:
+        return None
+
+
 _KINDS: dict[Purpose, type[Versions]] = {
     "evaluations": HeldVersions,
     "live": LiveVersions,
@@ -181,9 +188,16 @@ _KINDS: dict[Purpose, type[Versions]] = {
 }
 
 
+def is_untrained(config: Config, engine_id: str) -> bool:
+    """Return whether no weights are published for an engine: it has the model that it was started with."""
+    return not config.trains or bool(config.engine.group_of(engine_id).model)
+
+
 def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:
     """Return the rule for an engine's version, and the topics that it reads; None if the engine follows training."""
     kind = _KINDS.get(purpose_of(config, engine_id))
+    if config.engine.group_of(engine_id).model:
+        kind = SecondModel
     if kind is None:
         return None, ()
     return kind(), tuple((stream, entry.topics) for stream, entry in kind.inputs().items())

@@ -9,14 +9,14 @@ from pkgutil import resolve_name
 
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
-from actors.runtime.judging_engines import open_generator
+from actors.runtime.judging_engines import open_generator, tokenizer_of
 from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish
 from asyncrl.config.live_settings import judge_kind
-from asyncrl.config.pools import Purpose
+from asyncrl.config.pools import Purpose, version_of
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case, Judge, JudgeParts, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader
@@ -32,8 +32,9 @@ async def main(context: Context) -> None:
     tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
     async with AsyncExitStack() as stack:
         purpose: Purpose = "judges" if settings.engines else "training"
-        engines = partial(open_generator, context, tokenizer, stack, purpose=purpose)
-        parts = JudgeParts(settings, context.files.base, tokenizer, engines, config.start.step)
+        voting = tokenizer_of(context, purpose)
+        engines = partial(open_generator, context, voting, stack, purpose=purpose)
+        parts = JudgeParts(settings, context.files.base, voting, engines, version_of(config, purpose))
         judge: Judge = await resolve_name(judge_kind(settings.kind).opener)(parts)
         stack.push_async_callback(judge.close)
         reader = CaseReader(context.bus, tokenizer, most_tokens=settings.history_tokens)

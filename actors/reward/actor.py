@@ -12,17 +12,17 @@ import xxhash
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
-from actors.runtime.judging_engines import open_generator
+from actors.runtime.judging_engines import open_generator, tokenizer_of
 from actors.runtime.worker import WorkerLoop
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.publish import body_of, read, read_result
 from asyncrl.child_pool.frames import CallFailed
 from asyncrl.config.held_out import graded_tasks, held_out_sets
+from asyncrl.config.pools import version_of
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group
-from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.engine import EngineAsk
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.kinds import is_judged
@@ -110,15 +110,14 @@ async def _judge(context: Context, stack: AsyncExitStack) -> EngineAsk | None:
     config = context.config
     if not config.reward.judge_engines:
         return None
-    skip = config.rollout.skip_special_tokens
-    tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
+    tokenizer = tokenizer_of(context, "rubrics")
     return EngineAsk(
         await open_generator(context, tokenizer, stack, purpose="rubrics"),
         tokenizer,
         deadline_s=config.reward.time_limit_s,
         temperature=0.0,
         most_tokens=config.reward.judge_tokens,
-        version=config.start.step,
+        version=version_of(config, "rubrics"),
     )
 
 

@@ -32,7 +32,7 @@ from asyncrl.engine.generator import Watch
 from asyncrl.errors import EnvironmentFault, last_lines
 from asyncrl.live.stored import TurnUnreadable
 from asyncrl.rollout.context import RolloutContext
-from asyncrl.rollout.host import Limits
+from asyncrl.rollout.host import Asked, Limits
 from asyncrl.rollout.journal import Diverged, branch_tasks
 from asyncrl.tools.server import Toolbox
 from asyncrl.tracing import SAMPLE, traced
@@ -268,9 +268,9 @@ class Execution(Watch):
             self._context.vitals["hints_unplaced"] = float(hints.unplaced)
         return self._result(rows, [segment], text, truncated=truncated, outcome=outcome)
 
-    async def opponent(self, input_ids: list[int], limits: Limits) -> tuple[list[int], str]:
-        """Sample from a frozen model."""
-        return await self._tools.opponent.sample(input_ids, limits, self._issued.temperature)
+    async def opponent(self, asked: Asked, limits: Limits) -> tuple[list[int], str, str]:
+        """Sample from a second model."""
+        return await self._tools.opponent.sample(asked, limits, self._issued.temperature)
 
     async def checkpoint(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""

@@ -16,6 +16,7 @@ from actors.supervisor.channel import Channel
 from actors.supervisor.stored_version import StoredVersion
 from asyncrl.bus.blobs import Blob, blobs_of
 from asyncrl.bus.log import Record
+from asyncrl.config.pools import keep_first
 from asyncrl.config.settings import Config
 from topics.batches import BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
@@ -104,8 +105,7 @@ class TrimmerFold(CheckpointFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._keep_versions = config.learner.keep_versions
-        first = config.live.judge.engines or config.reward.judge_engines or config.rollout.opponent_engines
-        self._always = {(0, config.start.step)} if first else set()  # that of judges and opponents
+        self._always = {(0, config.start.step)} if keep_first(config) else set()  # that of judges and opponents
         self._exact = bool(config.eval.engines)  # no other version than the one asked for may answer an evaluation
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored

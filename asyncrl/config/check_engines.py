@@ -10,7 +10,7 @@ from asyncrl.config.check import not_a_function, unused
 from asyncrl.config.devices import gpus_of_learner, gpus_of_server
 from asyncrl.config.engine_settings import KINDS, Capability, EngineGroup, EngineSettings, kind_of, kinds_with
 from asyncrl.config.finding import Finding
-from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
+from asyncrl.config.pools import SECOND, Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
 from asyncrl.config.worker_pools import pool_sizes
@@ -51,7 +51,19 @@ def pool_contradictions(config: Config) -> Iterator[Finding]:
             yield Finding((key, "engine.groups"), message)
         if purpose not in ("evaluations", "rubrics", "opponents") and not config.gateway.count:
             yield Finding((key, "gateway.count"), "has no effect: there is no gateway (gateway.count); leave it out")
+    yield from _second_models(config)
     yield from _canary_contradictions(config)
+
+
+def _second_models(config: Config) -> Iterator[Finding]:
+    """Engines with a second model answer no request for the policy."""
+    own = own_groups(config)
+    allowed = {f"engine.groups.{own[purpose]}" for purpose in SECOND if purpose in own}
+    for table, group in config.engine.tables.items():
+        if group.model and table not in allowed:
+            named = ", ".join(setting_of(purpose) for purpose in SECOND)
+            message = f"the engines of {table} answer for the policy, and cannot have another model; expected a group "
+            yield Finding((f"{table}.model",), f"{message}that {named} names")
 
 
 def _canary_contradictions(config: Config) -> Iterator[Finding]:

@@ -155,6 +155,9 @@ class EngineGroup(Settings):
     # (addresses of running servers with SGLang's API).
     kind: KindName = "embedded"
     count: Positive = 1  # Servers at start (embedded, sglang, vllm).
+    # Hugging Face directory of a second model that the servers of a group have instead of the policy, with its own
+    # vocabulary: for `rollout.opponent_engines`, `reward.judge_engines` or `live.judge.engines`.
+    model: str = ""
     # Addresses of servers of kind `external` or `vllm`, `http://host:port`; more can be announced during the run.
     addresses: list[str] = msgspec.field(default_factory=list)
     # File with the API key of the servers; empty: started servers get their own key, external ones none.

@@ -13,9 +13,10 @@ from asyncrl.environment_names import split_path
 from asyncrl.models.known import KNOWN, kept_at
 
 _PATH = re.compile(
-    r"model\.path|start\.checkpoint|placement\.files|nats\.(credentials|tls_\w+)|learner\.(teacher|critic)\.model|.+_file"
+    r"model\.path|start\.checkpoint|placement\.files|nats\.(credentials|tls_\w+)|.+_file|"
+    r"learner\.(teacher|critic)\.model|engine\.groups\.\w+\.model"
 )  # settings that are always paths
-_MODEL = re.compile(r"model\.path|learner\.(teacher|critic)\.model")
+_MODEL = re.compile(r"model\.path|learner\.(teacher|critic)\.model|engine\.groups\.\w+\.model")
 _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|functions|loss|advantage|filters)"
 )  # settings that may name something else

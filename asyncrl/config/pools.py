@@ -11,6 +11,10 @@ from topics.roles import OWN, SUPERVISOR, pool_of, role_of
 Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary", "judges", "rubrics", "opponents"]
 
 
+SECOND: tuple[Purpose, ...] = ("judges", "rubrics", "opponents")
+"""Purposes whose engines do not follow training, and may have a second model."""
+
+
 def setting_of(purpose: Purpose) -> str:
     """Return the setting that names the group of a purpose; "" for training, which has all other groups."""
     keys = {"evaluations": "eval.engines", "live": "gateway.engines", "canary": "gateway.canary_engines"}
@@ -29,6 +33,23 @@ def own_groups(config: Config) -> dict[Purpose, str]:
         "opponents": config.rollout.opponent_engines,
     }
     return {purpose: name for purpose, name in named.items() if name}
+
+
+def model_of(config: Config, purpose: Purpose) -> str:
+    """Return the directory of the second model that engines of a purpose have; "" for the policy."""
+    group = config.engine.groups.get(own_groups(config).get(purpose, ""))
+    return group.model if group is not None else ""
+
+
+def version_of(config: Config, purpose: Purpose) -> int:
+    """Return the version that judges and opponents have: the first one of the run, or 0 of a second model."""
+    return 0 if model_of(config, purpose) else config.start.step
+
+
+def keep_first(config: Config) -> bool:
+    """Return whether engines keep the first version of the run: judges or opponents that are the policy itself."""
+    own = own_groups(config)
+    return any(purpose in own and not model_of(config, purpose) for purpose in SECOND)
 
 
 def serves_clients(config: Config, actor_id: str) -> bool:

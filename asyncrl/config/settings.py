@@ -105,8 +105,8 @@ class RolloutSettings(Settings):
     # Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
     # of 512 and a quarter of `max_new_tokens`, but no fewer than 64.
     progress_tokens: Count = 0
-    # Group `[engine.groups.NAME]` that answers `context.opponent`, with the first version of the run, and does nothing
-    # else: a frozen opponent, or a simulated user.
+    # Group `[engine.groups.NAME]` that answers `context.opponent`, with the first version of the run or its own model,
+    # and does nothing else: a frozen opponent, or a simulated user.
     opponent_engines: str = ""
     # Seconds one call of `context.tool` may take, unless it names another limit, before it has failed.
     tool_limit_s: Seconds = 120.0

@@ -14,6 +14,7 @@ from asyncrl.algorithms.policy_sums import LAG_EDGES
 from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.held_out import held_out_sets
+from asyncrl.config.pools import keep_first
 from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings
 from asyncrl.config.tasks import every_task, largest_group, tasks_of
 from asyncrl.config.weights_settings import StoreCapability, WeightsSettings, store_kind
@@ -271,7 +272,7 @@ def _stored(config: Config, version: int, weights: int) -> int:
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
     if config.gateway.canary_engines:  # the canary, which may be older than all of them
         stored += version + chain
-    if config.live.judge.engines or config.reward.judge_engines or config.rollout.opponent_engines:  # the first one
+    if keep_first(config):  # the first one
         stored += version
     if config.eval.engines:  # those of open evaluations, each a difference to others
         stored += keep * (version + chain)

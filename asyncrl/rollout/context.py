@@ -9,8 +9,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.errors import AsyncRLError, EnvironmentFault
 from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.experts import inherited
-from asyncrl.rollout.host import Host, Limits
+from asyncrl.rollout.generated import Generated, Generation
+from asyncrl.rollout.host import Asked, Host, Limits
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside, seed_of_call
 from asyncrl.rollout.outcomes import as_bytes, check_outcome, merged
 from asyncrl.rollout.row import Row
@@ -42,37 +43,6 @@ class ToolFailed(AsyncRLError):
     """A tool raised; the text names what."""
 
 
-class Generated:
-    """The result of one `generate`."""
-
-    def __init__(self, answer: Answer, tokenizer: TaskTokenizer) -> None:
-        self._answer = answer
-        self._tokenizer = tokenizer
-
-    @property
-    def tokens(self) -> Int32Array:
-        """[T] sampled tokens."""
-        return self._answer.tokens
-
-    @property
-    def finish(self) -> str:
-        """Return how it ended: "stop" or "length"."""
-        return self._answer.finish
-
-    @cached_property
-    def text(self) -> str:
-        """The tokens as text, without those that end a turn; see `rollout.skip_special_tokens`."""
-        return self._tokenizer.decode(self.tokens)
-
-
-class _Call(NamedTuple):
-    """A generation that was asked for."""
-
-    ids: Int32Array
-    answer: Answer
-    generated: Generated
-
-
 class RolloutContext:
     """All that a rollout function may use of the world.
 
@@ -91,7 +61,7 @@ class RolloutContext:
         self._seed = seed
         self._limits = limits
         self._tool_limit_s = tool_limit_s
-        self._calls: dict[str, _Call] = {}  # generations by call path
+        self._calls: dict[str, Generation] = {}  # generations by call path
         self._outcomes: dict[str, Outcome] = {}  # results, by call path
 
     @property
@@ -119,11 +89,11 @@ class RolloutContext:
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
         )
         path, answer = self._journal.ask("generate", digest_of(ids, limits))
-        call = _Call(ids, answer, Generated(answer, self.tokenizer))
+        call = Generation(ids, answer, Generated(answer, self.tokenizer))
         await self._sample(path, call, limits)
         return call.generated
 
-    async def _sample(self, path: str, call: _Call, limits: Limits) -> None:
+    async def _sample(self, path: str, call: Generation, limits: Limits) -> None:
         ids, answer = call.ids, call.answer
         if not (answer.done or answer.routing or len(answer.tokens)):
             answer.routing = inherited(ids, ((path, call.ids, call.answer) for path, call in self._calls.items()))
@@ -152,7 +122,7 @@ class RolloutContext:
             limits = Limits(max_new_tokens, list(stop))
             path, answer = calls.ask("generate", digest_of(ids, limits))
             try:
-                await self._sample(path, _Call(ids, answer, Generated(answer, self.tokenizer)), limits)
+                await self._sample(path, Generation(ids, answer, Generated(answer, self.tokenizer)), limits)
             finally:
                 if not answer.done:  # the client has left
                     calls.withdraw(path)
@@ -163,12 +133,15 @@ class RolloutContext:
 
     async def opponent(
         self,
-        token_ids: Sequence[int] | Int32Array,
+        prompt: str | list[dict[str, Any]] | Sequence[int] | Int32Array,
         *,
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Generated:
         """Sample a continuation by the engines of `rollout.opponent_engines`. It is recorded, and not trained.
+
+        Args:
+            prompt: text or chat messages; or token ids of the model that answers.
 
         Raises:
             ToolFailed: there are none, or they gave no answer within `rollout.tool_limit_s`.
@@ -176,12 +149,14 @@ class RolloutContext:
         most = max_new_tokens or self._limits.max_new_tokens
         limits = Limits(most, list(self._limits.stop if stop is None else stop))
 
-        async def sample(ids: list[int], _most: int, _stop: list[str], seed: int) -> tuple[list[int], str]:
-            return await self._host.opponent(ids, limits._replace(seed=seed))
+        async def sample(asked: Asked, _most: int, _stop: list[str], seed: int) -> tuple[list[int], str, str]:
+            return await self._host.opponent(asked, limits._replace(seed=seed))
 
-        ids, seed = np.ascontiguousarray(token_ids, dtype=np.int32).tolist(), self.random().getrandbits(62)
-        tokens, finish = await self.tool("opponent", sample, ids, limits.max_new_tokens, limits.stop, seed)
-        return Generated(Answer("", "", tokens=np.array(tokens, np.int32), finish=finish, done=True), self.tokenizer)
+        is_text = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], dict))
+        asked, seed = prompt if is_text else np.asarray(prompt, np.int32).tolist(), self.random().getrandbits(62)
+        tokens, finish, *text = await self.tool("opponent", sample, asked, limits.max_new_tokens, limits.stop, seed)
+        answer = Answer("", "", tokens=np.array(tokens, np.int32), finish=finish, done=True)
+        return Generated(answer, self.tokenizer, *text)
 
     def working(self, name: str) -> AbstractContextManager[None]:
         """Count a block as the work of a program that has its own time limit, so that the lease is kept."""
@@ -385,7 +360,7 @@ class RolloutContext:
         """Return whether weights changed within a request."""
         return any(call.answer.hybrid for call in self._calls.values())
 
-    def _in_order(self) -> list[_Call]:
+    def _in_order(self) -> list[Generation]:
         """All generations by call path: whichever of two branches was faster, the order is the same."""
         return [self._calls[path] for path in _ordered(self._calls)]
 

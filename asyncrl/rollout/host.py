@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from asyncrl.tools.server import Toolbox
 from topics.actors import Waiting
 from topics.trajectories import Answer
 from topics.wire import Int32Array
+
+Asked: TypeAlias = str | list[dict[str, Any]] | list[int]
+"""What a second model is asked: text, chat messages, or token ids of its vocabulary."""
 
 
 class Limits(NamedTuple):
@@ -32,8 +35,8 @@ class Host(Protocol):
     def toolbox(self) -> Toolbox:
         """The servers of tools of the worker."""
 
-    async def opponent(self, input_ids: list[int], limits: Limits) -> tuple[list[int], str]:
-        """Return the tokens of a frozen model, and how its answer ended; see `RolloutContext.opponent`."""
+    async def opponent(self, asked: Asked, limits: Limits) -> tuple[list[int], str, str]:
+        """Return the tokens of a second model, how its answer ended, and its text; see `RolloutContext.opponent`."""
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """Suspends the lease's progress timeout for a call with its own limit."""

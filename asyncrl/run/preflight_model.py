@@ -94,6 +94,14 @@ def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
             return  # reported where the model itself is checked
         if problem:
             yield Finding((key, "model.path"), problem)
+    for table, group in config.engine.tables.items():
+        try:
+            if group.model:
+                info_of = model_info if group.can(Capability.ADDRESSES) else check_model_directory
+                info_of(base / group.model)
+                TaskTokenizer.load(base / group.model)
+        except (ModelError, TokenizerError) as error:
+            yield Finding((f"{table}.model",), str(error))
 
 
 def check_adapters(config: Config, base: Path) -> Iterator[Finding]:

@@ -28,7 +28,8 @@ def life_of(tokenizer: TaskTokenizer, own: list[str], others: list[str], recorde
 
     async def opponent(ids, limits):
         life.host.asked.append((tokenizer.decode(ids), limits.max_new_tokens))
-        return tokenizer.encode(others.pop(0)).tolist(), "stop"
+        text = others.pop(0)
+        return tokenizer.encode(text).tolist(), "stop", text
 
     life.host.opponent = opponent
     return life

@@ -145,9 +145,10 @@ class Training(Fold):
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read.
 
-        Without a learner none are: the run serves the original model.
+        Without a learner none are: the run serves the original model. Those with a second model have no other.
         """
-        if message.key == UNTRAINED.key and not self.opening.settings_at(record.time_ns).trains:
+        settings = self.opening.settings_at(record.time_ns)
+        if message.key == UNTRAINED.key and (not settings.trains or settings.engine.group_of(message.engine_id).model):
             return
         published = self.published.get((message.lineage, message.version))
         if published != message.digest:
