@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from topics.ids import Stage
-from topics.prompts import NO_ESTIMATOR, ONLY_TASK, Attempt, Temperature
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK, Attempt, Member, Temperature
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Metrics, Reference, TurnRewards
 from topics.wire import Count, Headers, Id, Message, Real, Sequence, Step
@@ -43,6 +43,14 @@ class BatchGroup(msgspec.Struct):
     task: Id = ONLY_TASK
     temperature: Temperature = 1.0  # that its tokens were sampled at
     estimator: str = NO_ESTIMATOR  # of its advantages, a name in asyncrl.algorithms.advantages.ADVANTAGES
+    # Of late members (`rollout.late = "keep"`): those of the prompt in earlier batches, which advantages compare with.
+    before: list[BatchMember] = []
+    further: list[Member] = []  # members that continue, for a later batch
+
+    @property
+    def scores(self) -> list[float]:
+        """Scores of all members of the prompt in this batch and in earlier ones."""
+        return [member.score for member in (*self.before, *self.members)]
 
 
 class Penalty(msgspec.Struct, frozen=True):
@@ -140,6 +148,11 @@ class BatchPacked(Message):
     min_version: Step  # step - 1 - max_lag: older tokens are masked by the learner
     objective: Objective = msgspec.field(default_factory=Objective)
     figures: dict[str, float] = msgspec.field(default_factory=dict)  # lengths, truncation, the reward's own metrics
+
+    @property
+    def new_groups(self) -> list[BatchGroup]:
+        """Its groups without late members of earlier ones: as many as `buffer.batch_groups`."""
+        return [group for group in self.groups if not group.before]
 
 
 class Carrier(msgspec.Struct):

@@ -385,5 +385,5 @@ TRAJECTORY_FAILED = Topic(
     id=("trajectory_id", "attempt", "delivery", "reason"),
 )
 TRAJECTORY_DROPPED = Topic(
-    TrajectoryDropped, BATCHES, ("buffer",), ("prompter", "rollout", "recorder"), key="trajectory_id"
+    TrajectoryDropped, BATCHES, ("buffer",), ("prompter", "rollout", "recorder", "supervisor"), key="trajectory_id"
 )

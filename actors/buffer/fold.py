@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actors.buffer import groups
+from actors.buffer import groups, lag, late
 from actors.buffer.state import LAG, BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
-from asyncrl.algorithms.lag import fresh_share, open_groups
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import set_of
@@ -15,7 +15,7 @@ from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped
-from topics.ids import LIVE, WARMUP, Stage, letter_of, member_of, prompt_name, prompt_of, stage_of
+from topics.ids import LIVE, Stage, letter_of, member_of, prompt_of, stage_of
 from topics.prompts import ONLY_TASK, PromptIssuedHeaders
 from topics.secrets import PurgeRequested
 from topics.stages import StageBeganHeaders
@@ -72,8 +72,10 @@ class BufferFold(Fold):
         self.state.packed = max(self.state.packed, packed.step)
         self.state.dropped = {}
         self.state.stages_packed = self._stages_of([group.prompt_id for group in packed.groups])
-        for group in packed.groups:
-            self._close(group.prompt_id)
+        for packed_group in packed.groups:
+            name = packed_group.prompt_id
+            if not packed_group.further or not late.note_taken(self.state, self._group(name), packed_group):
+                self._close(name)
 
     def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
         if overruled.prompt_id not in self.state.closed:
@@ -98,7 +100,7 @@ class BufferFold(Fold):
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
         if self.state.purging:
             return groups.ended(self.state)
-        decisions = self._expire(now_s) or groups.end_surplus(self.state)
+        decisions = self._expire(now_s) or groups.end_surplus(self.state) or late.ends(self.state, self._plan)
         if self.state.surplus:
             return decisions
         for prompt_id in self.state.waiting_drop:
@@ -116,7 +118,7 @@ class BufferFold(Fold):
     def _first_deadline(self, stage: Stage) -> float | None:
         for prompt_id, issued_ns in self.state.issued[stage].items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
-            if group is None or not (group.known or self._being_issued(group)):
+            if group is None or not (group.known or group.being_issued):
                 return groups.deadline_s(self.state, self._plan, stage, issued_ns)
         return None
 
@@ -162,10 +164,10 @@ class BufferFold(Fold):
             group.tasks[member] = group.task
         group.tenant = headers.tenant
         group.temperature, group.min_version = headers.temperature, headers.min_version
-        group.secrets, group.wanted = headers.secrets, headers.wanted
+        group.secrets, group.wanted, group.keep = headers.secrets, headers.wanted, group.keep or self._plan.keep
         groups.purge_if_gone(self.state, group)
         groups.gather(self.state, self._plan, group, member)
-        if group.complete:
+        if group.enough:
             self._settle(group, record.time_ns)
 
     def _claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
@@ -191,7 +193,7 @@ class BufferFold(Fold):
             group.failed[member] = message
         groups.gather(self.state, self._plan, group, member)
         # Claims about members that were never issued end nothing.
-        if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
+        if group.enough and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group, time_ns)
 
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
@@ -210,8 +212,12 @@ class BufferFold(Fold):
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
             groups.gather(self.state, self._plan, group, int(member))
-            if group.size and group.complete:
+            if late.note_dropped(group, int(member)):
+                self._close(prompt_id)
+            elif group.size and group.enough:
                 self._settle(group, record.time_ns)
+            else:
+                self.state.ready[group.stage].pop(prompt_id, None)
 
     def _group(self, prompt_id: str) -> Group:
         """The open group of a prompt, of which nothing may be known yet."""
@@ -230,11 +236,17 @@ class BufferFold(Fold):
         return group
 
     def _settle(self, group: Group, time_ns: int) -> None:
-        """A group without open members is ready, unless something has to be published about it first."""
+        """A group that a batch may take is ready, unless something has to be published about it first."""
+        if group.taken:
+            return
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
-        if ends_missing or live < group.least or group.prompt_id in self.state.surplus or self._filter(group):
+        if ends_missing or live < group.least or group.prompt_id in self.state.surplus:
             self.state.waiting_drop[group.prompt_id] = None
+        elif self._filter(group):  # an open member may make the difference
+            self.state.ready[group.stage].pop(group.prompt_id, None)
+            if group.complete:
+                self.state.waiting_drop[group.prompt_id] = None
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
             self.state.ready[group.stage].setdefault(group.prompt_id)
@@ -269,16 +281,13 @@ class BufferFold(Fold):
         self.state.waiting_drop.pop(prompt_id, None)
         self.state.purging.pop(prompt_id, None)
         self.state.surplus.pop(prompt_id, None)
+        self.state.continued.pop(prompt_id, None)
         self.state.wanted.pop(prompt_id, None)
         self.state.gathered = {name: at for name, at in self.state.gathered.items() if prompt_of(name) != prompt_id}
         self.state.grading = {name: at for name, at in self.state.grading.items() if prompt_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
         if group is not None:
             self.state.ready[group.stage].pop(prompt_id, None)
-
-    def _being_issued(self, group: Group) -> bool:
-        """Return whether members of an evaluation are still to be issued: before that they have no end."""
-        return group.stage == "eval" and group.issued < group.size
 
     def _expire(self, now_s: float) -> list[Message]:
         expired = [end for stage in self.state.issued for end in self._expire_of(stage, now_s)]
@@ -290,7 +299,7 @@ class BufferFold(Fold):
             if groups.deadline_s(self.state, self._plan, stage, issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
-            if group.known or self._being_issued(group):
+            if group.known or group.being_issued:
                 continue
             if len(group.graded.keys() - group.dropped) + len(group.ungraded()) < group.least:
                 decisions.append(groups.drop_group(group, "deadline"))
@@ -330,7 +339,7 @@ class BufferFold(Fold):
             return []
         stage: Stage = "warmup" if step <= 0 else "rl"
         count = plan.batch_groups[stage]
-        names = self._in_data_order(count) if stage == "warmup" else list(self.state.ready["rl"])
+        names = groups.in_data_order(self.state, count) if stage == "warmup" else list(self.state.ready["rl"])
         ready = [self.state.groups[name] for name in names]
         if len(ready) < count:
             return []
@@ -342,10 +351,10 @@ class BufferFold(Fold):
         for group in ready:
             if group.prompt_id in beyond:
                 continue
-            old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
+            old = [member for member in group.live() if stage == "rl" and lag.too_old(plan, member, min_version)]
             if old:
                 again = plan.reissue and not group.expired and letter_of(group.prompt_id) != LIVE
-                drops += groups.drop_old(group, old, step, again=again)
+                drops += lag.drop_old(group, old, step, again=again)
                 continue
             chosen.append(group)
             if len(chosen) == count:
@@ -353,45 +362,28 @@ class BufferFold(Fold):
         if drops:
             return drops
         if len(chosen) < count:
-            return groups.make_room(
-                over, count - len(chosen), self.state.issued[stage].keys() - self.state.ready[stage].keys()
-            )
+            under_way = self.state.issued[stage].keys() - self.state.ready[stage].keys() - self.state.continued.keys()
+            return groups.make_room(over, count - len(chosen), under_way)
+        return self._packed(step, stage, chosen)
+
+    def _packed(self, step: int, stage: Stage, chosen: list[Group]) -> list[Message]:
+        """A batch of these groups and of late members, unless some of them end first."""
+        plan = self._plan
         objective = plan.objective(step, "")
         if self.state.stages and stage == "rl":
             # A group of an earlier stage passed the filters of that one, not yet those that the batch records.
             objective = self._objective(step, self._stages_of(group.prompt_id for group in chosen))
             rules = objective.filters, objective.filter_options
-            drops = [groups.drop_filtered(one, name) for one in chosen if (name := filtered_by(one.live(), *rules))]
-            if drops:
-                return drops
+            named = [(one, name) for one in chosen if (name := filtered_by(one.live(), *rules))]
+            if named:
+                return [groups.drop_filtered(one, name) for one, name in named]
         figures = {}
         if stage == "rl":
-            seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
-            figures = groups.batch_figures([group.live() for group in chosen], seconds)
+            if drops := late.too_late(self.state, plan, step):
+                return drops
+            chosen += late.graded(self.state)
+            seconds = [seconds for group in chosen for seconds in groups.seconds_to_grade(self.state, group)]
+            figures = groups.batch_figures([group.to_train() for group in chosen], seconds)
         wanted, kept = self.state.wanted, objective.reward_weights
         packed = [groups.in_batch(group, wanted.get(group.prompt_id, {}), kept) for group in chosen]
-        return [BatchPacked(step, stage, packed, min_version, objective, figures)]
-
-    def _seconds_to_grade(self, group: Group) -> list[float]:
-        """Seconds from the issue of a group, or from the last resumption of the run before the grade, to the grade of
-        each member."""
-        begun = (self.state.issued[group.stage].get(group.prompt_id, 0), self.state.opened_ns)
-        grades = [group.graded_ns[member.member] for member in group.live()]
-        return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
-
-    def _in_data_order(self, count: int) -> list[str]:
-        """Return the next groups of the warm-up, in the order of the data: a warm-up is the same every time."""
-        chosen: list[str] = []
-        number = self.state.closed.least_missing(WARMUP)
-        while len(chosen) < count:
-            name = prompt_name(WARMUP, number)
-            if name in self.state.ready["warmup"]:
-                chosen.append(name)
-            elif name not in self.state.closed:
-                break
-            number += 1
-        return chosen
-
-    def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
-        least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
-        return fresh_share(member.versions, min_version=min_version) < least
+        return [BatchPacked(step, stage, packed, step - 1 - plan.max_lag, objective, figures)]

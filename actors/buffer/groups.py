@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.buffer.state import LAG, BufferState, Group, Plan
+from actors.buffer.state import BufferState, Group, Plan
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.algorithms.pass_at import pass_at
 from asyncrl.config.held_out import HeldOut, set_of
 from topics.batches import BatchGroup, BatchMember
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped
-from topics.ids import Stage, member_of, prompt_of, stage_of, trajectory_name
+from topics.ids import WARMUP, Stage, member_of, prompt_name, prompt_of, stage_of, trajectory_name
 from topics.prompts import ONLY_TASK
 from topics.trajectories import DropReason, TrajectoryDropped, TrajectoryFailed, TrajectoryGraded, tokens_sampled
 from topics.wire import Message
@@ -49,7 +49,7 @@ def surplus(group: Group) -> list[int]:
     """Return the members to end, once as many as are wanted are graded or wait for the reward of their group."""
     graded = sorted((group.graded_ns[member.member], member.member) for member in group.live())
     done = [*(member for _, member in graded), *(one.member for one in group.ungraded())]
-    if not group.wanted or len(done) < group.wanted:
+    if group.keep or not group.wanted or len(done) < group.wanted:
         return []
     kept = {*done[: group.wanted], *group.failed, *group.dropped}
     return [member for member in range(group.size) if member not in kept]
@@ -163,15 +163,12 @@ def dropped_too_many(state: BufferState, plan: Plan) -> str:
     )
 
 
-def drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Message]:
-    """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
-    two (of more than one) are left."""
-    if not again and len(group.live()) - len(old) < min(2, group.size):
-        return [drop_group(group, LAG)]
-    return [
-        drop(group, member.member, LAG, lag=step - 1 - min(count.version for count in member.versions), again=again)
-        for member in old
-    ]
+def seconds_to_grade(state: BufferState, group: Group) -> list[float]:
+    """Seconds from the issue of a group, or from the last resumption of the run before the grade, to the grade of each
+    member that a batch is to take."""
+    begun = (state.issued[group.stage].get(group.prompt_id, 0), state.opened_ns)
+    grades = [group.graded_ns[member.member] for member in group.to_train()]
+    return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
 
 
 def erase(state: BufferState, secrets: list[str]) -> None:
@@ -190,6 +187,20 @@ def purge_if_gone(state: BufferState, group: Group) -> None:
 def ended(state: BufferState) -> list[Message]:
     """The ends of these groups."""
     return [drop_group(state.groups[prompt_id], "purged") for prompt_id in state.purging]
+
+
+def in_data_order(state: BufferState, count: int) -> list[str]:
+    """Return the next groups of the warm-up, in the order of the data: a warm-up is the same every time."""
+    chosen: list[str] = []
+    number = state.closed.least_missing(WARMUP)
+    while len(chosen) < count:
+        name = prompt_name(WARMUP, number)
+        if name in state.ready["warmup"]:
+            chosen.append(name)
+        elif name not in state.closed:
+            break
+        number += 1
+    return chosen
 
 
 CROWDED = "tenant"
@@ -257,11 +268,20 @@ def in_batch(group: Group, wanted: Mapping[int, float], kept: Iterable[str] = ()
         wanted: rewards of live turns by their users, who overrule a judge, by member.
         kept: metrics of its members that the objective reads.
     """
-    members = references(group.live(), kept)
+    members = references(group.to_train(), kept)
     for place, member in enumerate(members):
         if (reward := wanted.get(member_of(member.trajectory_id))) is not None:
             members[place] = msgspec.structs.replace(member, reward=reward, overruled=True)
-    return BatchGroup(group.prompt_id, members, group.task, group.temperature, group.estimator)
+    open_now = [member for member in range(group.size) if member not in group.graded.keys() | group.dropped]
+    return BatchGroup(
+        group.prompt_id,
+        members,
+        group.task,
+        group.temperature,
+        group.estimator,
+        before=[*group.taken.values()],
+        further=open_now if group.keep else [],
+    )
 
 
 def eval_scored(group: Group, held_out: HeldOut, *, seconds: float) -> EvalScored:

@@ -13,7 +13,7 @@ from asyncrl.config.held_out import HeldOut, held_out_sets
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.training.objective import objective_of
-from topics.batches import Objective
+from topics.batches import BatchMember, Objective
 from topics.ids import PromptIdSet, Stage
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK
 from topics.trajectories import DropReason, TrajectoryFailed, TrajectoryGraded, TrajectorySubmitted
@@ -35,6 +35,9 @@ class Group(msgspec.Struct):
     min_version: int = 0  # that it was issued for first
     issued: int = 0  # members
     wanted: int = 0  # members that are trained; 0: all
+    keep: bool = False  # the other ones continue, and a later batch takes them
+    taken: dict[int, BatchMember] = {}  # members in a batch, while others continue
+    further: set[int] = set()  # those that do
     stages: int = 0  # that had begun when it was issued
     graded: dict[int, TrajectoryGraded] = {}
     graded_ns: dict[int, int] = {}  # server's clock at each grade
@@ -56,9 +59,19 @@ class Group(msgspec.Struct):
         return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
 
     @property
+    def enough(self) -> bool:
+        """Return whether a batch may take it: it is complete, or the graded members suffice and the others continue."""
+        return self.complete or (self.keep and 0 < self.wanted <= len(self.live()))
+
+    @property
     def known(self) -> bool:
         """Return whether no member is running: each is complete, or waits for the reward of the group."""
         return self.complete or bool(self.submitted and all(map(self.is_known, range(self.size))))
+
+    @property
+    def being_issued(self) -> bool:
+        """Return whether members of an evaluation are still to be issued: before that they have no end."""
+        return self.stage == "eval" and self.issued < self.size
 
     def is_known(self, member: int) -> bool:
         """Return whether a member has a grade, a failure or an end, or needs the whole group for its grade."""
@@ -87,6 +100,10 @@ class Group(msgspec.Struct):
         """Graded members that may be trained on, by member number."""
         return [self.graded[member] for member in sorted(self.graded) if member not in self.dropped]
 
+    def to_train(self) -> list[TrajectoryGraded]:
+        """Those of them that no batch has."""
+        return [member for member in self.live() if member.member not in self.taken]
+
 
 class BufferState(msgspec.Struct):
     """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
@@ -102,6 +119,7 @@ class BufferState(msgspec.Struct):
     # Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order.
     issued: dict[Stage, dict[str, int]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}, "eval": {}})
     surplus: dict[str, None] = {}  # open groups with more members than are wanted of them
+    continued: dict[str, None] = {}  # groups in a batch with members that continue
     gathered: dict[str, list[int]] = {}  # members to be graded by one call that is to be published, by group
     grading: dict[str, int] = {}  # server's clock when that was published, in that order
     stages: list[str] = []  # of the run that began, in their order
@@ -138,6 +156,7 @@ class Plan(NamedTuple):
     stages: list[Begun]  # stages of the original run that began before the fork
     most_dropped: int = 0  # groups in a row, for each of a batch, after which the run ends; 0: never
     tenant_most: int = 2**31  # live turns of one tenant in a batch
+    keep: bool = False  # late members
 
     @classmethod
     def of(cls, config: Config) -> Plan:
@@ -164,5 +183,6 @@ class Plan(NamedTuple):
             held_out=held_out_sets(config),
             stages=first_stages(config.start),
             most_dropped=config.buffer.max_dropped_groups,
+            keep=config.rollout.late == "keep",
             tenant_most=math.ceil(config.live.safety.tenant_share * config.buffer.batch_groups),
         )

@@ -64,14 +64,7 @@ async def fetch_trajectories(
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
-        elsewhere = GradedTrajectory(
-            member.trajectory_id,
-            (),
-            member.reward,
-            member.tokens,
-            turn_rewards=member.turn_rewards,
-            metrics=member.metrics,
-        )
+        elsewhere = _without_tokens(member)
         if owner != rank:
             return elsewhere
         async with limit:
@@ -87,9 +80,25 @@ async def fetch_trajectories(
     named = [member for group in packed.groups for member in group.members]
     fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))
     return [
-        GradedGroup([next(fetched) for _ in group.members], group.estimator, group.temperature)
+        GradedGroup(
+            [next(fetched) for _ in group.members],
+            group.estimator,
+            group.temperature,
+            before=[_without_tokens(member) for member in group.before],
+        )
         for group in packed.groups
     ]
+
+
+def _without_tokens(member: BatchMember) -> GradedTrajectory:
+    return GradedTrajectory(
+        member.trajectory_id,
+        (),
+        member.reward,
+        member.tokens,
+        turn_rewards=member.turn_rewards,
+        metrics=member.metrics,
+    )
 
 
 async def _result(

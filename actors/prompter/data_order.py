@@ -20,7 +20,7 @@ from asyncrl.data.row_maker import RowMaker, RowMakerDown
 from asyncrl.data.sources import RowSetup
 from asyncrl.environments.protocol import DataError
 from asyncrl.run.inputs import changed_data, is_data
-from asyncrl.state.audit.groups import digest_of
+from asyncrl.state.audit.group import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
@@ -129,8 +129,8 @@ class DataOrder:
     def _count(self, message: Message) -> None:
         """Note how the answers to prompts were: the difficulty of later ones follows from it."""
         if isinstance(message, BatchPacked):
-            for group in message.groups:
-                self._prompter.count_answers(group.prompt_id, group.task, [member.score for member in group.members])
+            for group in message.new_groups:
+                self._prompter.count_answers(group.prompt_id, group.task, group.scores)
         elif isinstance(message, GroupDropped):
             self._prompter.count_answers(message.prompt_id, message.task, message.rewards)
 

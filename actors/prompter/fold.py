@@ -118,9 +118,9 @@ class PrompterFold(Fold):
 
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.ended_of_stages.step = max(self.state.ended_of_stages.step, packed.step)
-        for group in packed.groups:
-            self.count_answers(group.prompt_id, group.task, [member.score for member in group.members])
-        groups = [group.prompt_id for group in packed.groups]
+        for group in packed.new_groups:
+            self.count_answers(group.prompt_id, group.task, group.scores)
+        groups = [group.prompt_id for group in packed.new_groups]
         if not self._trains:
             self.state.done["rl"] += 1
             self._close(groups)

@@ -24,7 +24,12 @@ from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet, member_of, prompt_of, trajectory_name
 from topics.streams import AdmissionPaused, AdmissionResumed
-from topics.trajectories import ProgressStoredHeaders, TrajectoryGeneratedHeaders, TrajectoryProgressedHeaders
+from topics.trajectories import (
+    ProgressStoredHeaders,
+    TrajectoryDropped,
+    TrajectoryGeneratedHeaders,
+    TrajectoryProgressedHeaders,
+)
 from topics.weights import WeightsPublished
 
 
@@ -86,6 +91,7 @@ class RoomState(CheckpointState, msgspec.Struct):
     """All that was folded of ledger logs, as plain data: a snapshot holds it."""
 
     closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)  # prompts whose group has ended
+    further: dict[str, set[int]] = {}  # members that continue after a batch took others, by prompt
     batches: dict[int, Batch] = {}  # after the oldest kept checkpoint, by step
     published: list[Version] = []  # in the order of the log, without those that need not stay
     engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
@@ -117,6 +123,11 @@ class TrimmerFold(CheckpointFold):
 
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._close(dropped.prompt_id)
+
+    def _on_member_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
+        prompt_id = prompt_of(dropped.trajectory_id)
+        if (further := self.state.further.get(prompt_id)) is not None:
+            self._continue(prompt_id, further - {member_of(dropped.trajectory_id)})
 
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
         self._close(scored.eval_id)
@@ -281,7 +292,8 @@ class TrimmerFold(CheckpointFold):
             since[log] = min(at, since.get(log, at))  # a worker that held it twice is named twice
         self._note_blob(record, name)
         prompt_id = prompt_of(name)
-        if prompt_id not in self.state.closed:
+        further = self.state.further.get(prompt_id)
+        if prompt_id not in self.state.closed and (further is None or member_of(name) in further):
             self._open.setdefault(prompt_id, set()).add(name)
 
     def _note_blob(self, record: Record, owner: str) -> None:
@@ -297,10 +309,20 @@ class TrimmerFold(CheckpointFold):
             }
             self.state.batches[packed.step] = Batch(lowest, members)
         for group in packed.groups:
-            self._close(group.prompt_id)
+            self._continue(group.prompt_id, set(group.further))
+
+    def _continue(self, prompt_id: str, further: set[int]) -> None:
+        """Note the members of a group that are open still; it is closed without them."""
+        if not further:
+            self._close(prompt_id)
+            return
+        self.state.further[prompt_id] = further
+        names = {trajectory_name(prompt_id, member) for member in further}
+        self._open[prompt_id] = self._open.get(prompt_id, set()) & names
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
+        self.state.further.pop(prompt_id, None)
         self._open.pop(prompt_id, None)
 
 

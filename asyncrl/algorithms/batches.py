@@ -43,6 +43,7 @@ class GradedGroup(NamedTuple):
     members: Sequence[GradedTrajectory]
     estimator: str = NO_ESTIMATOR  # of their advantages, a name in `ADVANTAGES`
     temperature: float = 1.0  # that their tokens were sampled at
+    before: Sequence[GradedTrajectory] = ()  # of the prompt in earlier batches, without tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +120,29 @@ def build_rows(
 
 def _advantages(groups: Sequence[GradedGroup], counts: list[int], objective: Objective) -> list[Values]:
     """Of each trajectory one advantage, [], or one for each of its turns, [K]."""
-    rewards = [[member.reward for member in group.members] for group in groups]
-    found = group_advantages(rewards, [group.estimator for group in groups], _by_group(groups, counts))
-    found = _of_kinds(groups, found, objective.reward_weights)
+    lengths = _by_group(groups, counts)
+    compared = [_with_before(group) for group in groups]
+    lengths = [[one.elsewhere for one in group.before] + own for group, own in zip(compared, lengths, strict=True)]
+    rewards = [[member.reward for member in group.members] for group in compared]
+    found = group_advantages(rewards, [group.estimator for group in groups], lengths)
+    found = _of_kinds(compared, found, objective.reward_weights)
     advantages: list[Values] = []
-    for group, of_members in zip(groups, found, strict=True):
+    for group, of_members in zip(compared, found, strict=True):
         of_turns = named(ADVANTAGES, group.estimator, "advantage").of_turns
         if of_turns is None:
-            advantages += [np.asarray(one) for one in of_members]
+            values = [np.asarray(one) for one in of_members]
         else:
             turns = [member.turn_rewards or [member.reward] for member in group.members]
-            advantages += of_turns(turns, objective.turn_discount)
+            values = of_turns(turns, objective.turn_discount)
+        advantages += values[len(group.before) :]
     return advantages
+
+
+def _with_before(group: GradedGroup) -> GradedGroup:
+    """A group with its members in earlier batches first, if its estimator compares members."""
+    if not (group.before and named(ADVANTAGES, group.estimator, "advantage").compares):
+        return group._replace(before=())
+    return group._replace(members=[*group.before, *group.members])
 
 
 def _of_kinds(groups: Sequence[GradedGroup], found: list[Values], weights: Mapping[str, float]) -> list[Values]:

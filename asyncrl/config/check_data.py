@@ -21,6 +21,7 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     yield from _filters(config)
     yield from _overlong(config)
     yield from _scope(config)
+    yield from _late(config)
     yield from _timeout_reward(config)
     yield from _judge_engines(config)
     yield from _without_learner(config)
@@ -152,6 +153,23 @@ def _scope(config: Config) -> Iterator[Finding]:
                 'buffer.stale = "drop" or "mask"'
             )
             yield Finding(("buffer.stale", *scopes), message)
+
+
+def _late(config: Config) -> Iterator[Finding]:
+    """Members that continue after a batch took the first of their group: each is graded and trained alone."""
+    rollout = config.rollout
+    if rollout.late == "drop":
+        return
+    if not rollout.oversample:
+        message = "has no effect without further members; set such as rollout.oversample = 2"
+        yield Finding(("rollout.late", "rollout.oversample"), message)
+    for task in graded_tasks(config).values():
+        if task.reward_scope == "group":
+            message = 'late members have a grade of their own, and the reward grades whole groups once; set "drop"'
+            yield Finding(("rollout.late", *task.keys("reward_scope")), message)
+    if config.learner.aggregation == "group":
+        message = 'a late member alone would count as a whole group; set learner.aggregation = "token"'
+        yield Finding(("rollout.late", "learner.aggregation"), message)
 
 
 def _judge_engines(config: Config) -> Iterator[Finding]:

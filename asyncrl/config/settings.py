@@ -89,6 +89,9 @@ class RolloutSettings(Settings):
     # Further trajectories of each prompt. The first `group_size` that are complete are trained, and the others end as
     # `surplus`: no batch waits for the slowest. Trained groups then prefer fast trajectories.
     oversample: Annotated[int, Meta(ge=0, le=1024)] = 0
+    # Further trajectories that are open when a batch takes their group: they end as `surplus` (`drop`), or they
+    # continue, and a later batch within `buffer.max_lag` takes them (`keep`).
+    late: Literal["drop", "keep"] = "drop"
     max_new_tokens: Positive = 256  # Greatest number of tokens sampled by one `generate`.
     temperature: NonNegative = 1.0  # Sampling temperature; log-probs are those of the distribution at this temperature.
     # Nucleus sampling: the smallest set of tokens with this probability.

@@ -142,7 +142,7 @@ async def _of_training(bus: Bus, band: Band) -> dict[str, Passes]:
 
     def count_batch(packed: BatchPacked, _record: Record) -> None:
         for group in packed.groups:
-            count(group.prompt_id, [member.score for member in group.members])
+            count(group.prompt_id, group.scores)
 
     await read_each(bus, GROUP_DROPPED, lambda dropped, _record: count(dropped.prompt_id, dropped.rewards))
     await read_each(bus, BATCH_PACKED, count_batch)

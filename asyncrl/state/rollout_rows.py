@@ -45,7 +45,7 @@ async def write_rollouts(bus: Bus, output: Path, batches: int, report: Callable[
                 batch = await read(bus, BatchPacked, await packed.get())
                 rows = [await _row(bus, group.prompt_id, one) for group in batch.groups for one in group.members]
                 file.write_table(pyarrow.Table.from_pylist(rows, schema=_schema(pyarrow)))
-                prompts += len(batch.groups)
+                prompts += len(batch.new_groups)
                 report(prompts)
         aside.replace(output)
     except OSError as error:

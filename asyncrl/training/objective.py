@@ -134,6 +134,6 @@ def with_other_settings(packed: BatchPacked, was: Config, now: Config) -> BatchP
     ]
     if changed.keys() & {"filters", "filter_options"}:
         rules = new["filters"], new["filter_options"]
-        groups = [group for group in groups if not filtered_by(group.members, *rules)]
+        groups = [group for group in groups if not filtered_by([*group.before, *group.members], *rules)]
     objective = msgspec.structs.replace(packed.objective, **changed)
     return msgspec.structs.replace(packed, objective=objective, groups=groups)

@@ -133,3 +133,28 @@ def test_gdpo_takes_the_metrics_that_the_objective_weighs():
     assert [row.advantages[0] for row in rows] == pytest.approx([0.5**0.5] * 2 + [-(0.5**0.5)], rel=1e-4)
     with pytest.raises(AlgorithmError, match='p0-1 has no metric "correct"'):
         build_rows([GradedGroup([members[0], GROUPS[0][1]], "gdpo")], objective, step=6, min_version=0)
+
+
+@pytest.mark.parametrize("advantage", [name for name, one in ADVANTAGES.items() if one.compares and name != "gdpo"])
+def test_late_members_compare_with_those_of_their_prompt_that_earlier_batches_had(advantage: str):
+    whole = [
+        GradedTrajectory(f"p0-{at}", [segment(2, [3, 3])], reward) for at, reward in enumerate((1.0, 0.0, 0.5, 0.0))
+    ]
+    before = [member._replace(segments=(), elsewhere=2) for member in whole[:3]]
+
+    together, _ = build_rows([GradedGroup(whole, advantage)], Objective(), step=6, min_version=0)
+    late, stats = build_rows([GradedGroup(whole[3:], advantage, before=before)], Objective(), step=6, min_version=0)
+
+    assert [row.trajectory_id for row in late] == ["p0-3"]
+    assert late[0].advantages.tolist() == together[3].advantages.tolist() != [0.0] * 4
+    assert (stats.trajectories, stats.tokens_trained) == (1, 2)
+    assert late[0].weights[0] == np.float32(0.5)
+
+
+def test_estimators_that_compare_no_members_see_the_late_ones_alone():
+    late = GradedTrajectory("p0-3", [segment(2, [3])], 0.25)
+    group = GradedGroup([late], "none", before=[GradedTrajectory("p0-0", (), 1.0, 2)])
+
+    rows, _ = build_rows([group], Objective(), step=6, min_version=0)
+
+    assert set(rows[0].advantages.tolist()) == {0.25}

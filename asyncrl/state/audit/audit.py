@@ -89,7 +89,7 @@ def _lost(ledger: Ledger, queue: Queue, work: Work) -> Iterator[Violation]:
 
 def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
     """A group that the buffer ought to have ended."""
-    if group.end is not None or not group.issues:
+    if (group.end is not None and not group.continues) or not group.issues:
         return
     complete_ns = group.complete_ns()
     if group.stage == "eval" and complete_ns is not None:

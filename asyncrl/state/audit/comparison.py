@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from asyncrl.algorithms.filters import FILTERS, reason_of
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.config.settings import BufferSettings, Config
 from asyncrl.config.staged import all_filters
-from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
+from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text, versions_text
 from asyncrl.state.audit.training import Batch
 from asyncrl.state.audit.violations import Violation
 from asyncrl.state.records import reward_text
 from topics.batches import BatchMember
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import LIVE, letter_of, trajectory_name
-from topics.trajectories import TrajectoryGraded, VersionCount
+from topics.trajectories import TrajectoryGraded
 
 _SKEW_S = 2.0  # between the clocks that a deadline is measured with
 _BEHIND_S = 30.0  # seconds that the buffer may lag the grades
@@ -82,8 +82,9 @@ def _ends(group: Group) -> Iterator[Violation]:
     if isinstance(group.end, str) and not group.issues:
         yield Violation("never issued", group.prompt_id, f"{end_text(group.end)} as a group", "an issue before its end")
     for key in group.issues:
-        if key not in group.ends and group.end is not None and not isinstance(group.end, str):
-            found = f"its group is in {end_text(group.end)} without it"
+        of_group = group.end_of(key)
+        if key not in group.ends and of_group is not None and not isinstance(of_group, str):
+            found = f"its group is in {end_text(of_group)} without it"
             yield Violation("no end", str(key), found, "a separate end")
 
 
@@ -203,11 +204,6 @@ def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
         for found in (issued[key], made.get(key)):
             if found and found != expected:
                 yield Violation("wrong row", str(key), f"rows of digest {found}", f"{expected}, as {carrier} has them")
-
-
-def versions_text(counts: Sequence[VersionCount]) -> str:
-    """Tokens per version as the header of a result has them: `3:120,4:17`."""
-    return ",".join(f"{count.version}:{count.tokens}" for count in counts)
 
 
 def _grade_text(grade: TrajectoryGraded | BatchMember) -> str:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+import xxhash
+
+from asyncrl.bus.log import Record
 from topics.batches import BatchMember
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import Stage, member_of, number_of, prompt_of, stage_of
+from topics.prompts import PromptRow
 from topics.table import Tables
 from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
-from topics.trajectories import TrajectoryGraded
+from topics.trajectories import (
+    Outcome,
+    TrajectoryGenerated,
+    TrajectoryGeneratedHeaders,
+    TrajectoryGraded,
+    VersionCount,
+    count_versions,
+)
 
 _EARLY = ("deadline", "surplus")  # reasons of ends of members that may have no result
 
@@ -142,6 +154,7 @@ class Group:
         self.requested: EvalRequested | None = None  # of an evaluation
         self.scored_ns = 0  # server's clock at the score of an evaluation
         self.packed: dict[Key, BatchMember] = {}
+        self.further: set[int] = set()  # members that were open when a batch took it, and continue
         self.secrets = ""  # its data keys
         self.purged = False  # one of them was erased
 
@@ -163,12 +176,17 @@ class Group:
     @property
     def whole(self) -> bool:
         """Return whether all members are issued, and all that its ends are about was read."""
-        if not self.issued:
+        if not self.issued or self.continues:
             return False
         claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason not in _EARLY)]
         if not all(key in self.issues and key in self.claims for key in claimed):
             return False
         return self.dropped is None or self.dropped.reason in ("deadline", "purged") or self.complete_ns() is not None
+
+    @property
+    def continues(self) -> bool:
+        """Return whether members continue after a batch took the others."""
+        return not self.further <= {key.member for key in self.ends}
 
     def complete_ns(self) -> int | None:
         """Server's clock when every member had a grade, a failure or an end; None while one is open."""
@@ -202,7 +220,7 @@ class Group:
 
     def end_of(self, key: Key) -> End | None:
         """The end of an attempt, its own or its group's."""
-        return self.ends.get(key, self.end)
+        return self.ends.get(key, None if key.member in self.further else self.end)
 
     def open(self) -> Iterator[Work]:
         """The work on attempts that were issued and have no end."""
@@ -246,3 +264,27 @@ def end_text(end: End) -> str:
     if isinstance(end, EvalScored):
         return f"evaluation {end.eval_id}"
     return f"batch {end}" if isinstance(end, int) else f"dropped ({end})"
+
+
+def digest_of(rows: Sequence[PromptRow]) -> str:
+    """Identity of rows; "" for none."""
+    return str(xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(rows))) if rows else ""
+
+
+def stored_of(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> Stored:
+    """Return the part of a result that the audit keeps."""
+    versions = message.by_version
+    if isinstance(message, TrajectoryGeneratedHeaders):
+        return Stored(key, versions, "", 0)
+    counted = versions_text(count_versions(message.segments))
+    fault = f"tokens of versions {counted}" if counted != versions else ""
+    digest = xxhash.xxh3_64_hexdigest(record.data)
+    given = message.outcome or Outcome()
+    of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)
+    lengths = tuple(len(segment.tokens) for segment in message.segments)
+    return Stored(key, versions, digest, len(record.data), fault, of_rows, given.reward, turns, lengths)
+
+
+def versions_text(counts: Sequence[VersionCount]) -> str:
+    """Tokens per version as the header of a result has them: `3:120,4:17`."""
+    return ",".join(f"{count.version}:{count.tokens}" for count in counts)

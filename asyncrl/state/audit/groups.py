@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import xxhash
 
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
-from asyncrl.state.audit.comparison import group_violations, versions_text
+from asyncrl.state.audit.comparison import group_violations
 from asyncrl.state.audit.group import (
     Claim,
     Drop,
@@ -25,25 +24,25 @@ from asyncrl.state.audit.group import (
     Rules,
     Stored,
     Together,
+    digest_of,
     end_text,
     key_of_member,
+    stored_of,
 )
 from asyncrl.state.audit.training import Batch, Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations, Writers
-from topics.batches import BatchMember, BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, GroupGraded
 from topics.ids import REISSUE, PromptIdSet, letter_of, number_of, prompt_of, stage_of
-from topics.prompts import PromptIssued, PromptIssuedHeaders, PromptRow
+from topics.prompts import PromptIssued, PromptIssuedHeaders
 from topics.trajectories import (
-    Outcome,
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGenerated,
     TrajectoryGeneratedHeaders,
     TrajectoryGraded,
     TrajectorySubmitted,
-    count_versions,
 )
 
 WHOLE = "all chunks as they were stored"
@@ -105,7 +104,28 @@ class Groups(Fold):
             if packed.prompt_id not in self.closed:
                 rules = Rules(packed.task, packed.temperature, packed.estimator)
                 self._group(packed.prompt_id).packed_rules = rules
+            if packed.before:
+                self._take_late(packed, batch)
+                continue
+            if packed.further and packed.prompt_id not in self.closed:
+                self._group(packed.prompt_id).further = set(packed.further)
             self._close(packed.prompt_id, packed.members, batch.step)
+
+    def _take_late(self, packed: BatchGroup, batch: Batch) -> None:
+        """Members that continued after a batch took the others of their group."""
+        name, found = packed.prompt_id, [*packed.before]
+        taken = [] if name in self.closed else [*self._group(name).packed.values()]
+        if found != taken:
+            words = f"{len(found)} members of it in earlier batches, as {batch.name} has them"
+            self._violations.add("wrong batch", name, words, f"{len(taken)}, as these batches have them")
+        for member in packed.members:
+            key = key_of_member(member)
+            if name not in self.closed and key.member not in self._group(name).further:
+                self._violations.add("in two batches", key, f"late in {batch.name}", "a member that continued")
+            if self._end(key, batch.step):
+                self._group(name).packed[key] = member
+        if name not in self.closed:
+            self._fold_if_whole(self._group(name))
 
     def _group(self, prompt_id: str) -> Group:
         group = self.kept.get(prompt_id)
@@ -182,7 +202,7 @@ class Groups(Fold):
         else:
             group = self._group(key.prompt_id)
             group.results.append(record.sequence)
-            self.stored[record.sequence] = _stored(key, message, record)
+            self.stored[record.sequence] = stored_of(key, message, record)
             before = group.generated.setdefault(key, record.sequence)
             if before != record.sequence:
                 found = f"messages {before} and {record.sequence}"
@@ -366,21 +386,3 @@ class Groups(Fold):
         step = end if isinstance(end, int) and key in group.ends else None
         if end is None or (step is not None and (contained is None or step > contained)):
             self.needed[sequence] = Needed(key.trajectory_id, step, violation)
-
-
-def digest_of(rows: Sequence[PromptRow]) -> str:
-    """Identity of rows; "" for none."""
-    return str(xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(rows))) if rows else ""
-
-
-def _stored(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> Stored:
-    versions = message.by_version
-    if isinstance(message, TrajectoryGeneratedHeaders):
-        return Stored(key, versions, "", 0)
-    counted = versions_text(count_versions(message.segments))
-    fault = f"tokens of versions {counted}" if counted != versions else ""
-    digest = xxhash.xxh3_64_hexdigest(record.data)
-    given = message.outcome or Outcome()
-    of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)
-    lengths = tuple(len(segment.tokens) for segment in message.segments)
-    return Stored(key, versions, digest, len(record.data), fault, of_rows, given.reward, turns, lengths)

@@ -85,8 +85,8 @@ class Stages(Fold):
 
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         self._ended.step = max(self._ended.step, message.step)
-        for group in message.groups:
-            self._count(group.prompt_id, [member.score for member in group.members])
+        for group in message.new_groups:
+            self._count(group.prompt_id, group.scores)
         if self._opening.config is not None:
             config, name = self._opening.settings_at(record.time_ns), ""
             if message.stage == "rl" and (name := self._check_stage(message)) != (message.objective.stage or ""):

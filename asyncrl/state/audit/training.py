@@ -236,7 +236,7 @@ class Batch:
         self.step, self.stage, self.min_version = packed.step, packed.stage, packed.min_version
         self.sequence, self.time_ns = record.sequence, record.time_ns
         self.moves_policy = packed.objective.moves_policy
-        self.groups, self.trajectories = len(packed.groups), len(rewards)
+        self.groups, self.trajectories = len(packed.new_groups), len(rewards)
         self.rewards = [float(np.mean(rewards)), float(np.std(rewards))] if rewards else [0.0, 0.0]
         self.sampled: Counter[int] = Counter()  # tokens by lag that no member may keep back; -1 for supervised tokens
         self.stale = 0  # tokens older than `min_version`

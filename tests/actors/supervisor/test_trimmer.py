@@ -22,6 +22,7 @@ from topics.trajectories import (
     TRAJECTORY_PROGRESSED,
     ProgressStoredHeaders,
     Reference,
+    TrajectoryDropped,
     TrajectoryGeneratedHeaders,
     TrajectoryProgressedHeaders,
 )
@@ -116,6 +117,26 @@ def trained_twice() -> Story:
 
 
 # --- the floor
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_late_members_keep_what_they_stored_until_they_end(seed: int):
+    def story() -> Story:
+        made = Story().stored("first", 8).progressed("p000000-1", 10).generated("p000000-0", at=20)
+        member = BatchMember("p000000-0", 0, Reference(20, "00", 1), 1.0, 3)
+        made.publish(BatchPacked(1, "rl", [BatchGroup("p000000", [member], further=[1])], 0))
+        return made.saved(1).saved(2)
+
+    late = BatchMember("p000000-1", 0, Reference(30, "00", 1), 1.0, 3)
+    fold = story().read_in_order(seed)
+    assert (fold.floor(END), fold.open) == (10, ["p000000-1"])
+    ended = story().publish(TrajectoryDropped(trajectory_id="p000000-1", attempt=0, reason="lag")).read_in_order(seed)
+    assert (ended.floor(END), ended.open) == (END, [])
+    taken = story().generated("p000000-1", at=30)
+    taken.publish(BatchPacked(2, "rl", [BatchGroup("p000000", [late], before=[late])], 0))
+    fold = taken.read_in_order(seed)
+    assert (fold.floor(END), fold.open) == (30, [])
+    assert taken.saved(1).fold().state.further == {}
 
 
 def test_nothing_trained_is_trimmed_before_there_are_two_checkpoints():
