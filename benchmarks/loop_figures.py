@@ -39,6 +39,9 @@ class SlotMeter:
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}  # newest, by worker
         self._busy: list[tuple[int, float]] = []  # shares, with their times
+        self._tokens: dict[
+            str, list[tuple[int, float]]
+        ] = {}  # that engines sampled so far, by worker, with their times
 
     @classmethod
     @asynccontextmanager
@@ -56,6 +59,8 @@ class SlotMeter:
             if isinstance(vitals, Vitals) and vitals.role == "rollout":
                 of_worker = meter.slots[vitals.actor_id] = int(vitals.values.get("slots", slots))
                 meter._busy.append((record.time_ns, min(1.0, vitals.values.get("held", 0.0) / of_worker)))
+                sampled = vitals.values.get("tokens", 0.0)
+                meter._tokens.setdefault(vitals.actor_id, []).append((record.time_ns, sampled))
 
         reader = LogReader(stage.bus, VITALS, on_record, subjects=[VITALS_TAKEN.pattern(stage.config.run)])
         await reader.start()
@@ -68,6 +73,15 @@ class SlotMeter:
         """Return the share of the slots that were taken in a window."""
         shares = [share for at, share in self._busy if window.begin_ns < at <= window.end_ns]
         return statistics.fmean(shares) if shares else 0.0
+
+    def sampled_per_s(self, window: Window) -> float:
+        """Return the tokens per second that workers got in a window, those of cancelled trajectories among them."""
+        rate = 0.0
+        for counts in self._tokens.values():
+            within = [one for one in counts if window.begin_ns <= one[0] <= window.end_ns]
+            if len(within) > 1:
+                rate += (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0]) * 1e9
+        return rate
 
 
 async def window_figures(stage: Stage, window: Window, meter: SlotMeter, *, mean: int) -> dict[str, float]:
@@ -84,8 +98,11 @@ async def window_figures(stage: Stage, window: Window, meter: SlotMeter, *, mean
     usual_s = statistics.median(train_s)
     ready = await _messages(stage, window, ENGINES, ENGINE_READY)
     busy = meter.busy_share(window)
+    tokens_per_s = sum(sum(batch.lags.values()) for batch in trained) / window.seconds
+    got = meter.sampled_per_s(window)
     return {
-        "trained_tokens_per_s": sum(sum(batch.lags.values()) for batch in trained) / window.seconds,
+        "trained_tokens_per_s": tokens_per_s,
+        "untrained_share": 1 - tokens_per_s / got if got else 0.0,
         **await _waste(stage, window, {batch.step for batch in trained}, mean),
         "step_s": window.seconds / len(trained),
         "slots": float(sum(meter.slots.values())),
