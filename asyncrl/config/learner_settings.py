@@ -109,7 +109,10 @@ class CriticSettings(Settings):
 
 
 class LayoutSettings(Settings):
-    """The division of the model over the ranks of the trainer `megatron`; ranks beyond one model hold its replicas."""
+    """The division of the model over the ranks of the trainer `megatron`; ranks beyond one model hold its replicas.
+
+    The trainer `torch` has `context` alone.
+    """
 
     # Ranks that share each matrix product, and the tokens between products; a divisor of the key-value heads.
     tensor: Positive = 1

@@ -113,6 +113,7 @@ def _features(path: Path, info: ModelInfo) -> dict[str, str]:
     replay = "" if known else "its routers cannot follow recorded experts"
     return {
         "LoRA": "",
+        "context parallel": "" if arrangement is None else arrangement.undivided,
         "prefix sharing": "" if shares else "layers carry a state, or rows are padded",
         "routing replay": replay if info.experts else "no experts",
         "quantised publication": _problem_of_forms(path),

@@ -8,23 +8,18 @@ must be those of the policy.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from asyncrl.training.context_parallel.allgather_attention import Segments, segment_attention
+from asyncrl.training.run_attention import Runs, run_attention
 from asyncrl.training.transformers_parts import ALL_ATTENTION_FUNCTIONS
 
 DOCUMENTS = "asyncrl_documents"
 """Name of this attention among those of transformers."""
-
-if torch.version.cuda or torch.version.hip:  # a CPU never uses the kernel, and its import loads torch's compiler
-    from torch.nn.attention.varlen import varlen_attn
-
-    GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-    """Newer versions of torch need an argument where heads are grouped, older ones have no such argument."""
 
 
 class Documents(NamedTuple):
@@ -38,13 +33,7 @@ class Documents(NamedTuple):
     seen: tuple[tuple[int, ...], ...] = ()  # of each group: groups that it sees before its own tokens; see `PrefixTree`
     visible: VisibleKeys | None = None  # the same for kernels that take runs; None if documents see themselves alone
     routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros if unknown
-
-
-class Runs(NamedTuple):
-    """Runs of tokens that follow one another."""
-
-    ends: torch.Tensor  # [R + 1] int32: 0, and the end of each
-    longest: int  # at least the length of the longest one
+    segments: Segments | None = None  # where other ranks have further tokens of the documents
 
 
 class VisibleKeys(NamedTuple):
@@ -85,6 +74,9 @@ def document_attention(
     # The kernel for CPUs in 16 bits has a backward pass that takes five times as long.
     if not query.is_cuda and query.itemsize < 4:
         query, key, value = query.float(), key.float(), value.float()
+    if documents.segments is not None:
+        query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
+        return segment_attention(query, key, value, documents.segments, scale=scale).unsqueeze(0).to(dtype), None
     unusual = _Unusual(options.get("s_aux"), options.get("softcap") or 0.0)
     if unusual.sinks is not None or unusual.bound:
         documents = documents._replace(alike=0)
@@ -174,34 +166,6 @@ def _in_steps(
         products = torch.cat((products, sinks), -1)
     shares = products.softmax(-1, dtype=torch.float32)[..., : key.shape[2]]
     return shares.to(value.dtype) @ value
-
-
-def run_attention(
-    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    queries: Runs,
-    keys: Runs,
-    *,
-    scale: float | None,
-    window: int = 0,
-) -> torch.Tensor:
-    """Compute the attention of runs of queries to as many runs of keys, whose last are the queries' own, on a GPU.
-
-    Args:
-        heads: queries [T, heads, D], keys [K, key heads, D], and values as these, of D channels at most.
-        queries: the runs of the T.
-        keys: the runs of the K.
-        scale: of the products, 1 / sqrt(D) where left out.
-        window: number of tokens that one sees, itself among them; 0 for all.
-
-    Returns:
-        [T, heads, D of values].
-    """
-    size, channels = heads[0].shape[-1], heads[2].shape[-1]
-    even = size + -size % 8  # the kernel takes one number of channels, a multiple of 8
-    query, key, value = (pad(one, (0, even - one.shape[-1])) if one.shape[-1] < even else one for one in heads)
-    how: dict[str, Any] = {"scale": scale or size**-0.5, "window_size": (window - 1, 0), **GROUPED_HEADS}
-    attended: Any = varlen_attn(query, key, value, queries.ends, keys.ends, queries.longest, keys.longest, **how)
-    return attended[..., :channels]  # type: ignore[no-any-return]
 
 
 def _band(length: int, window: int, device: torch.device, before: int = 0) -> torch.Tensor:

@@ -74,7 +74,7 @@ class Critic:
             laid = self._passes.lay(batch, COLUMNS)
             values, *_ = self.scorer(*laid.inputs)
             loss, found = value_loss(values, laid.tokens, clip=clip)
-            torch.autograd.backward(loss * self._passes.ranks)  # FSDP2 averages gradients over ranks
+            torch.autograd.backward(loss * self._passes.processes)  # FSDP2 averages gradients over ranks
             parts.append({**found, "value_loss": loss.detach()})
         return self._passes.sums(parts)
 

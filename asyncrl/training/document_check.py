@@ -16,13 +16,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from asyncrl.data.model_dir import ModelError
-from asyncrl.training.attention import Documents
+from asyncrl.training.attention import DOCUMENTS, Documents, document_attention
 from asyncrl.training.delta_nets import check_kernels, compute_in_torch, find_kernels, has_kernels
 from asyncrl.training.document_model import Arrangement, DocumentModel
 from asyncrl.training.head import decoder_of, read_head
 from asyncrl.training.packing import as_tree, documents_of
 from asyncrl.training.prefix_tree import prefix_tree
-from asyncrl.training.transformers_parts import AutoConfig, AutoModelForCausalLM
+from asyncrl.training.transformers_parts import ALL_ATTENTION_FUNCTIONS, AutoConfig, AutoModelForCausalLM
 
 _LENGTHS = (13, 22, 9)  # of documents; longer than the windows below
 _FORKED = (24, 20)  # lengths of two documents with common first tokens
@@ -94,13 +94,14 @@ def _tested(model: Any, case: _Case) -> Arrangement:
         tried = Arrangement(apart=frozenset(apart))
         fault = _difference(model, case, tried)
         if not fault:
-            return tried._replace(shares=not apart and not _difference(model, _forked(model), tried))
+            shares = not apart and not _difference(model, _forked(model), tried)
+            return tried._replace(shares=shares, undivided=min(apart, default="") or _unusual(model, case, tried))
         leak = _leaking(model, case, tried) or leak
         if not leak or leak in apart:
             break
         apart.add(leak)
     leak = leak or f"{type(model).__name__} ({fault})"
-    padded = Arrangement(packs=False, shares=False, reason=leak)
+    padded = Arrangement(packs=False, shares=False, reason=leak, undivided=leak)
     if problem := _difference(model, case, padded):
         raise ModelError(
             f"a row of several documents leaks in {leak}, and padded rows differ from separate documents ({problem}); "
@@ -120,6 +121,25 @@ def _difference(model: Any, case: _Case, arrangement: Arrangement) -> str:
     finally:
         documents.release()
     return "" if largest <= _TOLERANCE * max(1.0, float(case.expected.abs().max())) else f"logits by {largest:.2g}"
+
+
+def _unusual(model: Any, case: _Case, arrangement: Arrangement) -> str:
+    """Return the class of a layer with another attention than full attention; empty if there is none."""
+    found = set[str]()
+
+    def recorded(module: Any, *heads: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        if options.get("sliding_window"):
+            found.add(f"{type(module).__name__} with a sliding window")
+        elif options.get("s_aux") is not None or options.get("softcap"):
+            found.add(f"{type(module).__name__} with sinks or bounded products")
+        return document_attention(module, *heads, **options)
+
+    ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, recorded)
+    try:
+        _difference(model, case, arrangement)
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, document_attention)
+    return min(found, default="")
 
 
 def _alone(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:

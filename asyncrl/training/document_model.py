@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,12 @@ class Arrangement(NamedTuple):
     apart: frozenset[str] = frozenset()  # classes of the layers that run once per document in a packed row
     shares: bool = True  # first tokens that documents have in common may be computed once
     reason: str = ""  # the layer kind that cannot pack
+    undivided: str = ""  # the layer kind that sees tokens of other ranks, and not by full attention
+
+
+def undivided(kind: str, directory: Path) -> str:
+    """Return why ranks cannot share the tokens of a model that has a kind of layer."""
+    return f"ranks share the tokens of full attention alone, and {directory} has {kind}; set learner.layout.context = 1"
 
 
 class PaddedDocuments(NamedTuple):

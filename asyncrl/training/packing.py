@@ -14,8 +14,9 @@ from asyncrl.algorithms.lag import split_lags
 from asyncrl.algorithms.packing import MULTIPLE
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Tokens
-from asyncrl.training.attention import Documents, Runs, VisibleKeys
+from asyncrl.training.attention import Documents, VisibleKeys
 from asyncrl.training.prefix_tree import PrefixTree, prefix_tree
+from asyncrl.training.run_attention import Runs
 
 _CPU = torch.device("cpu")
 LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation

@@ -41,18 +41,19 @@ class Passes:
         """
         self._device = device
         self._shared = shared
-        self._budget = micro_batch_tokens  # of one pass
+        self.budget = micro_batch_tokens  # of one pass
         self._group = group  # of the ranks with different rows, if not all
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+        self.processes = dist.get_world_size() if dist.is_initialized() else 1  # also those with the same rows
 
     def cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
         """Micro-batches; rows that share a prefix stay together, as many as the budget holds."""
         if self._shared and rows:
-            units = subtrees(prefix_tree(fed(rows)), self._budget)
+            units = subtrees(prefix_tree(fed(rows)), self.budget)
         else:
             units = [([number], len(row.tokens)) for number, row in enumerate(rows)]
-        batches = first_fit([size for _, size in units], self._budget)
+        batches = first_fit([size for _, size in units], self.budget)
         return [[rows[number] for unit in batch for number in units[unit][0]] for batch in batches]
 
     def work(self, batches: list[list[TrainRow]]) -> dict[str, float]:

@@ -18,13 +18,16 @@ from asyncrl.data.model_dir import ModelError, expert_count
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.training.activation_offload import activations_on_host
 from asyncrl.training.attention import Documents
+from asyncrl.training.context_parallel.exchange import together
+from asyncrl.training.context_parallel.zigzag import part_of
 from asyncrl.training.delta_nets import find_kernels
 from asyncrl.training.disk_names import DiskNames, stored
 from asyncrl.training.document_check import arrangement_of
-from asyncrl.training.document_model import DocumentModel
+from asyncrl.training.document_model import DocumentModel, undivided
 from asyncrl.training.head import decoder_of, read_head
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
+from asyncrl.training.packing import Inputs
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
@@ -50,6 +53,8 @@ class Policy(nn.Module):
     """With several ranks."""
     offloads = False
     """Inputs of layers wait for the backward pass in host memory."""
+    divides = False
+    """Further ranks have parts of the tokens: see `asyncrl.training.context_parallel`."""
 
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
@@ -125,7 +130,16 @@ class Policy(nn.Module):
             [N] log-probs in nats at the given temperatures, and [N] entropies in nats, both float32; with ids also
             [N, K + 1] (`chosen_logprobs`). The most probable tokens, [N, K, 2], alone (`most_probable`).
         """
+        if self.divides:
+            return self._divided(Inputs(tokens, positions, targets, temperatures, documents), wanted)
         return self.read(self.chosen(tokens, positions, documents), targets, temperatures, wanted)
+
+    def _divided(self, inputs: Inputs, wanted: torch.Tensor | Top | None) -> tuple[torch.Tensor, ...]:
+        """Score the tokens of this rank; returns those of all ranks."""
+        own, scored, whole, _ = part_of(inputs)
+        ids = wanted[scored] if isinstance(wanted, torch.Tensor) else wanted
+        chosen = self.chosen(own.tokens, own.positions, own.documents)
+        return tuple(together(one, scored, whole) for one in self.read(chosen, own.targets, own.temperatures, ids))
 
     def read(
         self, chosen: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, wanted: torch.Tensor | Top | None
@@ -175,6 +189,7 @@ class Loading:
     lora: Lora | None = None  # adapters, which alone are trained then
     trained: bool = False  # it has exact weights too, if it computes with rounded ones
     exchange: Exchange = "auto"
+    divides: bool = False  # ranks share the tokens of each row
     halves: bool = True  # exact weights share memory with the rounded ones: see `Masters`
 
 
@@ -194,6 +209,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     model.to(how.device)
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     policy.kernels.exact, policy.offloads = how.exact_head, how.offloads
+    policy.divides = how.divides and _divisible(policy, directory)
     if how.device.type == "cuda" and how.dtype != torch.float32 and (kernels := find_kernels()) is not None:
         policy.documents.use_kernels(kernels)
     if how.lora is not None:
@@ -223,6 +239,17 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         for layer in decoder_of(policy.model).layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy
+
+
+def _divisible(policy: Policy, directory: Path) -> bool:
+    """Return True for a model of which ranks can share the tokens.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    if kind := policy.arrangement.undivided:
+        raise ModelError(undivided(kind, directory))
+    return True
 
 
 def _read_quantised(directory: Path, config: Any, options: dict[str, Any]) -> Any:

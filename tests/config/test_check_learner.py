@@ -126,7 +126,11 @@ def test_an_option_without_effect_is_refused():
             "leaves none of 130 steps to the policy",
         ),
         (["learner.ranks=2", "learner.device=cuda:1"], "learner.device", "names one GPU for several ranks"),
-        (["learner.layout.tensor=2"], "learner.layout.tensor", 'the trainer "torch" has no layout; leave it out'),
+        (
+            ["learner.layout.tensor=2"],
+            "learner.layout.tensor",
+            'the trainer "torch" has only context; leave out tensor',
+        ),
         (
             ["learner.trainer=megatron", "learner.layout.pipeline=2", "learner.layout.tensor=2", "learner.ranks=6"],
             "learner.layout.tensor",

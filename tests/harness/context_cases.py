@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
 from asyncrl.training.attention import Documents
+from asyncrl.training.context_parallel.allgather_attention import segment_attention
 from asyncrl.training.megatron.context import share_of
-from asyncrl.training.megatron.cp_allgather_attention import segment_attention
 from asyncrl.training.megatron.mcore_patches import around, join, prepare
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.packing import Inputs

@@ -50,6 +50,7 @@ def test_a_family_that_no_list_names_passes_check_with_a_line_of_its_capabilitie
     assert line.startswith(f"{architecture} works with torch, packed")
     assert "megatron (no such family), embedded (not served)" in line
     apart = FAMILIES[name][0] in ("qwen3_next", "nemotron_h")
+    assert ("context parallel (" in line) == (name != "minimax-m2")
     assert ("once per document" in line) == apart
     assert ("prefix sharing (layers carry a state" in line) == apart
 

@@ -16,7 +16,7 @@ from asyncrl.config.trainers import trainer_kind, trainers_with
 FOLDER = Path(__file__).parents[2] / "asyncrl" / "training"
 CHANGED = {
     "share_prefixes": True,
-    "layout": LayoutSettings(virtual=2),
+    "layout": LayoutSettings(context=2),
     "mtp_weight": 0.1,
     "router_bias_rate": 0.001,
     "exchange": "step",
@@ -49,7 +49,7 @@ def test_a_plain_config_passes_the_hooks_of_a_trainer(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", TRAINERS)
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_setting_is_refused_with_a_trainer_that_lacks_it_and_taken_with_others(name: str, key: str):
-    config = Config(learner=msgspec.structs.replace(LearnerSettings(trainer=name), **{key: CHANGED[key]}))
+    config = Config(learner=msgspec.structs.replace(LearnerSettings(trainer=name, ranks=2), **{key: CHANGED[key]}))
 
     found = list(trainer_contradictions(config))
 
@@ -70,3 +70,25 @@ print(*{{"torch", "transformers", "megatron.core"}} & sys.modules.keys())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "words"),
+    [
+        ({"layout": LayoutSettings(tensor=2)}, ["learner.layout.tensor", "learner.trainer"], "leave out tensor"),
+        (
+            {"ranks": 3},
+            ["learner.layout.context", "learner.ranks"],
+            "expected a multiple of context = 2",
+        ),
+        ({"share_prefixes": True}, ["learner.share_prefixes", "learner.layout.context"], "set false"),
+        ({"routing": "trainer"}, ["learner.routing", "learner.layout.context"], 'set "own"'),
+    ],
+)
+def test_the_torch_trainer_divides_tokens_alone_and_each_token_once(settings, keys, words):
+    learner = {"trainer": "torch", "ranks": 2, "layout": LayoutSettings(context=2), **settings}
+
+    [found] = trainer_contradictions(Config(learner=LearnerSettings(**learner)))
+
+    assert list(found.keys) == keys
+    assert words in found.message

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.training.attention import document_attention
-from asyncrl.training.megatron.cp_ring_attention import chunk_attention, chunks_on
+from asyncrl.training.context_parallel.ring_attention import chunk_attention, chunks_on
 from asyncrl.training.megatron.experts import Experts
 from asyncrl.training.megatron.mcore_patches import around, join
 from asyncrl.training.megatron.parallel_config import Layout

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.overrides import TorchFunctionMode
 
+from asyncrl.training.context_parallel.exchange import use_group
 from asyncrl.training.megatron.linear_precision import Multiply
 from asyncrl.training.megatron.parallel_config import Layout
 
@@ -136,6 +137,7 @@ def join(layout: Layout) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if parallel_state.model_parallel_is_initialized():
         if layout._replace(head=0) == _joined():
+            use_group(parallel_state.get_context_parallel_group())
             return
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
@@ -147,6 +149,7 @@ def join(layout: Layout) -> None:
         expert_tensor_parallel_size=layout.expert_tensor,
         create_gloo_process_groups=False,  # they are for the library's own checkpoints
     )
+    use_group(parallel_state.get_context_parallel_group())
     # Without dropout nothing is drawn; this tracker asks no GPU for the state of its generator.
     model_parallel_cuda_manual_seed(0, inference_rng_tracker=True, force_reset_rng=True)
 

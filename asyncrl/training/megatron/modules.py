@@ -14,8 +14,8 @@ from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
+from asyncrl.training.context_parallel.allgather_attention import segment_attention
 from asyncrl.training.megatron.context import PackedDocuments
-from asyncrl.training.megatron.cp_allgather_attention import segment_attention
 from asyncrl.training.megatron.delta_net import adapt_delta
 from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
 from asyncrl.training.megatron.layers import Layer

@@ -20,6 +20,7 @@ from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
 from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer, on_device
+from asyncrl.training.context_parallel.exchange import share_tokens
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk_names import stored
@@ -49,6 +50,7 @@ class TorchSettings(TrainerSettings):
     lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
     exact_head: bool = False  # the head multiplies in float32
+    context: int = 1  # ranks that share the tokens of each row
     share_prefixes: bool = False  # compute first tokens that rows have in common once
 
 
@@ -78,7 +80,9 @@ class TorchTrainer(BaseTrainer):
             self.settings.compiled,
             activations=self.settings.activations,
             exact_head=self.settings.exact_head,
+            divides=self.settings.context > 1,
         )
+        others = share_tokens(self.device, self.settings.context)
         own = replace(frozen, lora=lora)
         # torch's own AdamW takes whole masters; on a CPU it is ten times as fast as several passes over halves.
         halves = self.device.type != "cpu" or self.settings.moments != "float32"
@@ -91,7 +95,8 @@ class TorchTrainer(BaseTrainer):
         if self.replays or self.records:
             self._policy.replay()
         shared = self.settings.share_prefixes and self._policy.arrangement.shares
-        self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens, shared=shared)
+        budget = self.settings.micro_batch_tokens * self.settings.context
+        self._passes = Passes(self.device, micro_batch_tokens=budget, group=others, shared=shared)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = ModelOptimizer(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
         self._offloader, self._idle, self._frozen = Offloader(self.device), Offloader(self.device), list[torch.Tensor]()
@@ -107,7 +112,7 @@ class TorchTrainer(BaseTrainer):
         further = {"teacher": self.scorers.get("teacher"), "critic": self._critic and self._critic.scorer}
         self._contexts = {"model": self._policy.context}  # by whose
         self._contexts |= {whose: one.context for whose, one in further.items() if isinstance(one, Policy)}
-        ranks = self._passes.ranks
+        ranks = self._passes.processes
         copied = partial(HostCopy, self.device, rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, whole={ADAPTER})
         self._copies = copied(shares=self.settings.shares), copied()
         self._moved = ""  # name of a frozen weight that is not the model's
@@ -122,7 +127,7 @@ class TorchTrainer(BaseTrainer):
         read = dict.fromkeys([*columns_of(objective.penalties), *loss.needs])
         scorers = [self.scorers[name] for name in read if name in self.scorers]
         top = loss.top_k or 1
-        for rows in first_rows(self.settings.micro_batch_tokens, self._policy.context, loss.needs, top=top):
+        for rows in first_rows(self._passes.budget, self._policy.context, loss.needs, top=top):
             for scorer in scorers:
                 self._passes.column(scorer, rows)
             self._gradient([rows], loss)
@@ -142,7 +147,7 @@ class TorchTrainer(BaseTrainer):
         logprobs, entropy, tokens = self._inputs(rows, loss)
         total, sums = loss(logprobs, tokens)
         # FSDP2 averages gradients over ranks; the weights are shares of the whole batch, so they add up.
-        torch.autograd.backward(total * self._passes.ranks)
+        torch.autograd.backward(total * self._passes.processes)
         return {**sums, "loss": total.detach(), "entropy": (entropy.detach() * (tokens.weights > 0)).sum()}
 
     def _weights(self) -> list[Source]:
@@ -179,7 +184,7 @@ class TorchTrainer(BaseTrainer):
         if self.adapter is not None:
             assert self.source is not None
             self._moved = self._own.first_other(self.source)
-            if (ranks := self._passes.ranks) > 1:  # each compares its shards; all are to say the same
+            if (ranks := self._passes.processes) > 1:  # each compares its shards; all are to say the same
                 found = [""] * ranks
                 dist.all_gather_object(found, self._moved)
                 self._moved = max(found)

@@ -40,9 +40,9 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
     """Opens trainer groups of one run."""
     groups: list[TrainerGroup] = []
 
-    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
-        stages = {"layout": {"pipeline": ranks}} if trainer == "megatron" else {}
-        stand = stage(**{**SMALL, "learner": {**LEARNER, "trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
+    async def start_one(trainer: str, ranks: int = 1, divided: str = "", *, inside: bool = False) -> TrainerGroup:
+        layout = {"layout": {divided: ranks}} if divided else {}
+        stand = stage(**{**SMALL, "learner": {**LEARNER, "trainer": trainer, "ranks": ranks, "lr": 1e-3, **layout}})
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
@@ -61,15 +61,15 @@ async def batches(bus: Bus, last: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "ranks"),
-    [("scripted", 1), ("torch", 1), ("torch", 2), ("megatron", 2)],
+    ("trainer", "ranks", "divided"),
+    [("scripted", 1, ""), ("torch", 1, ""), ("torch", 2, ""), ("torch", 2, "context"), ("megatron", 2, "pipeline")],
 )
 async def test_what_every_group_does(
-    start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+    start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int, divided: str, monkeypatch: pytest.MonkeyPatch
 ):
     if trainer == "megatron":
         monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # compiling would take most of the time
-    group = await start(trainer, ranks)
+    group = await start(trainer, ranks, divided)
     some = await batches(bus, 3)
     if trainer == "torch":
         await comes_to_what_one_trainer_comes_to(group, await start("torch", inside=True), some, tmp_path, ranks)

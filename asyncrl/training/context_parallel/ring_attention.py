@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 
-from asyncrl.training.megatron.exchange import gathered, summed
+from asyncrl.training.context_parallel.exchange import count, gathered, place, summed
 
 
 def chunks_on(device: torch.device) -> bool:
@@ -97,7 +96,7 @@ def _attended_shapes(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, heads, _ = query.shape
     logs = query.new_empty(documents, 2, heads, tokens // (2 * documents), dtype=torch.float32)
-    ranks = parallel_state.get_context_parallel_world_size()
+    ranks = count()
     return query.new_empty(query.shape), logs, key.new_empty(ranks, 2, *key.shape)
 
 
@@ -143,7 +142,7 @@ def _before(every: torch.Tensor, documents: int) -> tuple[list[torch.Tensor], li
 
     Their order is that of the ranks, not that of the tokens, which attention without a mask does not see.
     """
-    rank, chunks = parallel_state.get_context_parallel_rank(), _cut(every, 2, documents, 2, -1)
+    rank, chunks = place(), _cut(every, 2, documents, 2, -1)
     first, second = chunks[:, :, :, 0], chunks[:, :, :, 1]
     return [first[:rank]], [first, second[rank + 1 :]]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core import parallel_state
 from torch.nn.functional import scaled_dot_product_attention
 
-from asyncrl.training.attention import Runs, run_attention
-from asyncrl.training.megatron.cp_ring_attention import chunk_attention, takes_chunks
-from asyncrl.training.megatron.exchange import gathered, summed
+from asyncrl.training.context_parallel.exchange import count, gathered, summed
+from asyncrl.training.context_parallel.ring_attention import chunk_attention, takes_chunks
+from asyncrl.training.run_attention import Runs, run_attention
 
 
 class Segments(NamedTuple):
@@ -77,7 +76,7 @@ def _seen_gradient(grad: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
     """Return the gradient of this rank's rows: the library's exchange, but sums in one order, not atomic additions."""
     padded = torch.cat((grad, grad.new_zeros(1, *grad.shape[1:])))
     both = padded.index_select(0, uses[0]) + padded.index_select(0, uses[1])
-    own, work = summed(both.view(parallel_state.get_context_parallel_world_size(), -1, *grad.shape[1:]))
+    own, work = summed(both.view(count(), -1, *grad.shape[1:]))
     work.wait()
     return own
 
@@ -89,7 +88,7 @@ def _seen_shape(own: torch.Tensor, keys: torch.Tensor, uses: torch.Tensor) -> to
 
 @_seen_gradient.register_fake
 def _seen_gradient_shape(grad: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
-    return grad.new_empty(uses.shape[1] // parallel_state.get_context_parallel_world_size(), *grad.shape[1:])
+    return grad.new_empty(uses.shape[1] // count(), *grad.shape[1:])
 
 
 def _keep_uses(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
