@@ -52,7 +52,7 @@ class _Fill(NamedTuple):
 
     @property
     def share(self) -> float:
-        return self.bytes / self.most
+        return self.bytes / self.most if self.most > 0 else 0.0
 
     def __str__(self) -> str:
         return f"{self.name} holds {self.bytes / 1e6:.1f} of {self.most / 1e6:.0f} MB"

@@ -28,7 +28,6 @@ class Findings(NamedTuple):
     problems: Sequence[Problem]  # a run starts only without any
     hints: Sequence[str] = ()
     facts: Sequence[str] = ()  # lines about rows, stop tokens, rewards, memory and room for streams
-    streams: str = ""  # table of the need and the limit of each stream
     source: str = ""  # name of the config
 
     @property
@@ -71,4 +70,4 @@ def _check(config: str | Mapping[str, Any], overrides: Sequence[str]) -> Finding
         *padding_hints(settings, base),
     ]
     facts = [*capability_lines(settings.model, base), *(line for lines in _FACTS for line in lines(settings, base))]
-    return Findings([], found, [*facts, planned.line()], planned.table())
+    return Findings([], found, [*facts, planned.line()])

@@ -13,7 +13,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusDenied, BusRefused, WrongSequence
 
 MESSAGE_ID = "Nats-Msg-Id"  # header: a message that is already stored is a duplicate
-_STREAM_FULL = 10077
+_FULL = (10002, 10077)  # of the account, of the stream; of the server the code is 503
 _WRONG_SEQUENCE = (10070, 10071, 10164)
 PASSING = (10005, 10008, 10009, 10118, 10119, 10158)  # a cluster that finds itself: no leader, too few servers yet
 
@@ -44,7 +44,7 @@ class Ack(msgspec.Struct):
             return
         if error.err_code in _WRONG_SEQUENCE:
             raise WrongSequence(f"{subject}: {error.description}")
-        if error.err_code not in (_STREAM_FULL, *PASSING) and error.code != 503:  # 503: no leader yet, or it starts
+        if error.err_code not in (*_FULL, *PASSING) and error.code != 503:  # 503: no leader yet, or it starts
             raise BusRefused(subject, error.err_code, error.description)
 
 

@@ -45,10 +45,9 @@ class ProvisionError(BusError):
 class ServerFull(ProvisionError):
     """The server has no room for the sizes that this run's streams shall have."""
 
-    def __init__(self, wanted: int, room: int) -> None:
+    def __init__(self, wanted: int) -> None:
         super().__init__(
-            f"the run's streams reserve {wanted / 1e6:,.0f} MB on the NATS server, which has {room / 1e6:,.0f} MB for "
-            "them: its max_file_store or the limit of this account, less what other streams reserve"
+            f"the run's streams reserve {wanted / 1e6:,.0f} MB on the NATS server, more than its max_file_store or the "
+            "limit of this account leaves: make room there, or lower nats.stream_max_mb, nats.ledger_max_mb or "
+            "gateway.turns_mb"
         )
-        self.wanted = wanted  # bytes
-        self.room = room  # bytes

@@ -13,6 +13,7 @@ from asyncrl.bus.log import retry_until_deadline
 from topics.table import BUILT_IN, Tables, WorkQueue
 from topics.topic import PROMPTS, STREAMS, Retention, Stream
 
+UNLIMITED = -1  # size of a stream that may take the room that the server has
 NO_STREAM = 10059
 _OTHER_CONSUMER = 10148  # one of this name is there, with other settings
 _NO_ROOM = (10002, 10005, 10047)  # of the account, of every server of a cluster, of this server
@@ -22,9 +23,14 @@ _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's
 
 
 def equal_sizes(*, payload_mb: int, ledger_mb: int, tables: Tables = BUILT_IN) -> dict[str, int]:
-    """Bytes that each stream may hold, by name, where all of one kind are equal."""
-    megabytes = {Retention.PAYLOAD: payload_mb, Retention.LEDGER: ledger_mb, Retention.LAST: 64}
-    return {stream.name: megabytes[stream.keep] * _MB for stream in tables.streams}
+    """Bytes that each stream may hold, by name, where all of one kind are equal.
+
+    Args:
+        ledger_mb: of a log; `UNLIMITED` for the room that the server has.
+    """
+    ledger = ledger_mb if ledger_mb == UNLIMITED else ledger_mb * _MB
+    sizes = {Retention.PAYLOAD: payload_mb * _MB, Retention.LEDGER: ledger, Retention.LAST: 64 * _MB}
+    return {stream.name: sizes[stream.keep] for stream in tables.streams}
 
 
 async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, layout: StreamLayout = DEFAULT) -> None:
@@ -54,8 +60,8 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, layou
             for changed in reversed(done):
                 await _give_back(bus, changed, found.get(changed))
             if error.code in _NO_ROOM and config["storage"] == "file":
-                total = sum(sizes[stream.name] for stream in growth if stream.keep is not Retention.LAST)
-                raise ServerFull(total, await _room(bus, total, layout)) from error
+                sized = [sizes[stream.name] for stream in growth if stream.keep is not Retention.LAST]
+                raise ServerFull(sum(size for size in sized if size != UNLIMITED)) from error
             raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
     for queue in bus.tables.queues.values():
         await make_queue(bus, queue, lease_s)
@@ -264,36 +270,3 @@ async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
         if error.code == NO_STREAM:
             return None
         raise
-
-
-async def _room(bus: Bus, most: int, layout: StreamLayout) -> int:
-    """Bytes, to a MB, that a server has for the streams of a run, existing streams included.
-
-    It does not report this: the size of one stream is tried until the server refuses.
-
-    Args:
-        most: more is not tried.
-    """
-    stored = [stream for stream in bus.tables.streams if stream.keep is not Retention.LAST]
-    infos = [await _info(bus, stream.full_name(bus.run)) for stream in stored]
-    there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
-    # A stream made for this is made once: the server may still be removing the one that is to be deleted.
-    tried = there[0] if there else layout.config(bus.run, STREAMS[0], _MB)
-
-    async def fits(size: int, call: str = "UPDATE") -> bool:
-        try:
-            await _ask(bus, f"STREAM.{call}.{tried['name']}", {**tried, "max_bytes": size})
-        except BusRefused as error:
-            if error.code in _NO_ROOM:
-                return False
-            raise
-        return True
-
-    if not there and not await fits(_MB, "CREATE"):
-        return 0
-    before, least, beyond = there[0]["max_bytes"] if there else 0, 0, most + _MB
-    while beyond - least > _MB:
-        middle = (least + beyond) // 2
-        least, beyond = (middle, beyond) if await fits(before + middle) else (least, middle)
-    await _give_back(bus, STREAMS[0], there[0] if there else None)
-    return least + sum(int(found["max_bytes"]) for found in there)

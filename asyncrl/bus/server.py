@@ -26,7 +26,7 @@ from topics.roles import MONITOR
 from topics.table import BUILT_IN, Tables
 
 # Sizes of streams are reserved against these. The defaults follow from the free disk and memory at that moment, and a
-# run that fits might not start or resume. What a run takes is bounded by the sizes of its streams.
+# run that fits might not start or resume.
 _MOST = "1PB"
 _TRIES = 5  # at ports that were free and have been taken since
 _READY = b"Server is ready"
@@ -86,7 +86,7 @@ def _websocket(url: str) -> str:
     return f'websocket {{ listen: "{LOOPBACK}:{port_of(url)}", no_tls: true }}\n' if url else ""
 
 
-def _config(address: BusAddress, listen: Listen, users: Users, store: Path, place: Place | None) -> str:
+def _config(address: BusAddress, listen: Listen, users: Users, store: Path, place: Place | None, most: str) -> str:
     return f"""host: "{listen.host}"
 port: {listen.port}
 max_payload: 8MB
@@ -94,7 +94,7 @@ max_pending: 256MB
 jetstream {{
   store_dir: {_quoted(store)}
   sync_interval: "10s"
-  max_file_store: {_MOST}
+  max_file_store: {most}
   max_memory_store: {_MOST}
 }}
 {_websocket(address.websocket)}{authorization(users)}{place.config if place is not None else ""}"""
@@ -105,6 +105,8 @@ class EmbeddedServer:
 
     Its owner may do everything. With a run it has one more user for each role, with the permissions of the topic table.
     """
+
+    most_bytes = 0  # that its streams may hold on the disk; 0: no limit
 
     def __init__(
         self,
@@ -166,7 +168,8 @@ class EmbeddedServer:
         config = self.directory / "nats.conf"
         if self.address.websocket:  # another program may have taken its port, which ends no run
             self.address = msgspec.structs.replace(self.address, websocket=free_websocket(self.address.websocket))
-        text = _config(self.address, self._listen, self._users(), self.directory / "nats", self._place)
+        most, store = f"{self.most_bytes}" if self.most_bytes else _MOST, self.directory / "nats"
+        text = _config(self.address, self._listen, self._users(), store, self._place, most)
         write_private(config, text.encode())
         self.address.save(self._file)
         self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, apart=True)
@@ -256,6 +259,8 @@ SERVERS = 3
 class EmbeddedCluster:
     """`nats-server` child processes that know each other; each keeps its port and its store over restarts."""
 
+    most_bytes = 0  # that streams may hold on the disk of each server; 0: no limit
+
     def __init__(
         self,
         directory: Path,
@@ -304,6 +309,8 @@ cluster {{
         self.directory.mkdir(parents=True, exist_ok=True)
         for more in reversed(range(1 if self._has_started else _TRIES)):
             self.address.save(self.directory / "nats.json")
+            for node in self.nodes:
+                node.most_bytes = self.most_bytes
             try:
                 await asyncio.gather(*(node.start(deadline_s) for node in self.nodes))
                 break

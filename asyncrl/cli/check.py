@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from asyncrl.api.check import check
-from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_config, add_settings, given_config
 from asyncrl.config.load import ConfigError
 
@@ -13,7 +12,6 @@ from asyncrl.config.load import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "demo")
     add_settings(parser)
-    add_flag(parser, "--streams", "list the need and the limit of each stream, and when each is full")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,6 +20,4 @@ def run(arguments: argparse.Namespace) -> int:
     if not found.ok:
         raise ConfigError(found.source, found.problems)
     print(found)
-    if arguments.streams:
-        print(found.streams)
     return 0

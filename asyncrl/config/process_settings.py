@@ -46,7 +46,7 @@ class NatsSettings(Settings):
     # How browsers reach the server (`asyncrl web`): `on` lets a started server listen for them on loopback, at a free
     # port; `off` does not; for a server at `url` its websocket URL, such as `wss://nats.example.org:8443`.
     websocket: Annotated[str, Meta(pattern=r"^(on|off|wss?://[^\s,]+)\Z")] = "on"
-    # MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk.
+    # MB that each stream of tokens may hold on the server's disk; 0 sizes them by the settings and the free disk.
     stream_max_mb: Count = 0
     # How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
     # replay a run from its beginning; `asyncrl check` prints the room that takes).
@@ -59,7 +59,7 @@ class NatsSettings(Settings):
     domain: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]*\Z")] = ""
     # Tags, such as `region:eu`, of those servers of a cluster at `url` that keep streams.
     tags: list[str] = msgspec.field(default_factory=list)
-    # MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk.
+    # MB that each ledger log may hold on the server's disk; 0: the room that the server has.
     ledger_max_mb: Count = 0
     # MB that the streams of a started server may take on the disk; 0: the free space minus a small rest.
     disk_max_mb: Count = 0

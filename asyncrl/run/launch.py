@@ -25,6 +25,7 @@ from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.server import EmbeddedServer, OwnServer, own_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
+from asyncrl.config.stream_capacity import store_limit
 from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
 from asyncrl.locks import lock, lock_folder
@@ -95,10 +96,8 @@ class Launch:
             raise LaunchError(f"run {root.name} cannot go on: {error}") from error
         wanted = longer(config, overrides, base=base)
         if files.read_summary().get("finished") and wanted.learner.steps == config.learner.steps:
-            raise LaunchError(
-                f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
-                f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
-            )
+            further = f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
+            raise LaunchError(f"run {root.name} has finished; its results are in {root}. To train it further: {further}")
         return cls(LoadedConfig(wanted, base, files.config), root)
 
     def prepare(self) -> None:
@@ -281,18 +280,19 @@ class Launch:
             self._supervisor.kill()
 
     async def _reach_server(self) -> None:
-        if self.config.nats.url:
+        nats = self.config.nats
+        if nats.url:
             try:
-                logins = given_logins(self.config.nats, self.base, self._tables)
+                logins = given_logins(nats, self.base, self._tables)
             except (OSError, ValueError) as error:
                 raise LaunchError(f"nats: {error}") from error
             self.address = logins[OPERATOR]
             self.address.save(self.files.address)
             save_logins(logins, self.files.credentials)
         else:
-            nats = self.config.nats
             listen, websocket = Listen(nats.host, nats.port), nats.websocket != "off"
             self._server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables, websocket)
+            self._server.most_bytes = store_limit(nats)
             self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
@@ -359,8 +359,8 @@ class Launch:
             bus = await Bus.connect(self.address, self.config.run, name="up again")
             bus.tables = self._tables
             try:
-                lease_s, layout = self.config.workers.lease_s, layout_of(self.config.nats)
-                await provision(bus, self._sizes, lease_s=lease_s, layout=layout)
+                layout = layout_of(self.config.nats)
+                await provision(bus, self._sizes, lease_s=self.config.workers.lease_s, layout=layout)
             finally:
                 await bus.close()
         except BusError as error:

@@ -8,7 +8,7 @@ ADVICE: dict[Cause, str] = {
     "server unreachable": "check nats.log of the run and the network; the run continues once the server answers",
     "permission missing": "give the role its user of this run (nats.credentials), or grant that user the subject",
     "disk full": "free some space; actors that still run continue, others with `asyncrl up --resume RUN`",
-    "stream full": "stop the run; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (or stream_max_mb) makes room",
+    "stream full": "stop the run; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (or stream_max_mb, disk_max_mb)",
     "clock off": "set the clock of that machine by NTP; until then deadlines and times are wrong by as much",
     "dead letters": "read them with `asyncrl dead`, fix the cause, then bring them back with `asyncrl dead --reissue`",
     "actor silent": "wait: it is killed after supervision.silence_s and started again; check its machine if it repeats",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import purpose_of
-from asyncrl.config.stream_capacity import MB, RESERVE_MB
+from asyncrl.config.stream_capacity import MB, RESERVE_MB, store_limit
 from asyncrl.config.tasks import tasks_of
 from asyncrl.engine.errors import LOGITS_NOT_FINITE
 from asyncrl.state.findings import finding
@@ -96,6 +96,11 @@ def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound
         if least <= fill.share < below and name not in ("VITALS", "HISTORY"):
             room = f"{fill.bytes / 1e6:,.1f} of {fill.max_bytes / 1e6:,.0f} MB are used"
             yield finding("stream full", name, f"{room} by {fill.messages:,} messages")
+    limit = store_limit(state.config.nats)
+    used = sum(fill.bytes for name, fill in state.streams.items() if name != "VITALS")
+    if limit and least <= used / limit < below:
+        room = f"{used / 1e6:,.1f} of {limit / 1e6:,.0f} MB are used"
+        yield finding("stream full", "all streams", f"{room} (nats.disk_max_mb = {state.config.nats.disk_max_mb})")
 
 
 def _letters(state: RunState) -> Iterator[StallFound]:

@@ -233,8 +233,9 @@ def _streams(status: RunStatus) -> list[str]:
     shown = []
     for name, fill in status.streams.items():
         style = "yellow" if fill.share > CHECKPOINT_SHARE else "default"
-        room = f"[bold]{fill.bytes / 1e6:,.1f}[/] of {fill.max_bytes / 1e6:,.0f} MB"
-        shown.append(f"[dim]{name.lower()}[/] {room} [{style}]{100 * fill.share:.0f} %[/]")
+        used, share = f"[bold]{fill.bytes / 1e6:,.1f}[/]", f"[{style}]{100 * fill.share:.0f} %[/]"
+        room = f"{used} of {fill.max_bytes / 1e6:,.0f} MB {share}" if fill.max_bytes > 0 else f"{used} MB"
+        shown.append(f"[dim]{name.lower()}[/] {room}")
     if status.trims:
         shown.append(f"[bold]{status.trimmed_bytes / 1e6:,.1f} MB[/] trimmed in {status.trims:,}")
     if status.admission_paused:
