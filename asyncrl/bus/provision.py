@@ -54,8 +54,8 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, layou
     for stream in sorted(growth, key=growth.__getitem__):
         config = layout.config(bus.run, stream, sizes[stream.name])
         try:
-            await _give(bus, config, found.get(stream))
-            done.append(stream)
+            if await _give(bus, config, found.get(stream)):
+                done.append(stream)
         except BusRefused as error:
             for changed in reversed(done):
                 await _give_back(bus, changed, found.get(changed))
@@ -231,8 +231,8 @@ async def _ask(bus: Bus, call: str, body: object = None) -> dict[str, Any]:
     return await retry_until_deadline(bus, lambda: bus.api(call, body))
 
 
-async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) -> None:
-    """Make a stream, or give one that is there its size.
+async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) -> bool:
+    """Make a stream, or give one that is there its size; returns whether anything changed.
 
     Args:
         found: settings of the one that is there.
@@ -243,7 +243,7 @@ async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) 
     """
     if found is None:
         await _ask(bus, f"STREAM.CREATE.{config['name']}", config)
-        return
+        return True
     differing = [key for key, value in config.items() if found.get(key, "") != value and key != "max_bytes"]
     if differing:
         differences = "; ".join(f"{key} is {found.get(key)!r}, expected {config[key]!r}" for key in differing)
@@ -252,8 +252,9 @@ async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) 
             "delete that stream if it is not needed"
         )
     # Requested only if it differs: a server whose disk became smaller refuses even the current size.
-    if found["max_bytes"] != config["max_bytes"]:
+    if changes := found["max_bytes"] != config["max_bytes"]:
         await _ask(bus, f"STREAM.UPDATE.{config['name']}", config)
+    return bool(changes)
 
 
 async def _give_back(bus: Bus, stream: Stream, found: dict[str, Any] | None) -> None:
