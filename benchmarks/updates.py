@@ -16,8 +16,7 @@ import aiohttp
 import msgspec
 
 from actors.learner.group import RankProcesses
-from actors.learner.publication import CopyWeights, Publish, Share
-from actors.learner.rank import Step
+from actors.learner.publication import publish_version, step
 from actors.learner.weight_handles import Offers
 from actors.runtime.actor import Context
 from actors.supervisor.sweeper import purge_versions
@@ -27,6 +26,7 @@ from asyncrl.config.settings import Config
 from asyncrl.config.weights_settings import STORES
 from asyncrl.engine.control import read_key
 from asyncrl.telemetry.logs import open_log
+from asyncrl.training.publisher import Publisher
 from asyncrl.weights.files.store import FileStore
 from benchmarks.random_model import SHAPES, dtype_of, write_random_model
 from benchmarks.stage import Stage, bench_config, report
@@ -163,18 +163,18 @@ class Updates:
     async def step(self) -> float:
         """Make a step; return its seconds."""
         began = time.monotonic()
-        await self._group.do(Step(self._batch))
+        await step(self._group, self._batch)
         return time.monotonic() - began
 
     async def copy(self) -> None:
         """Copy the weights, as the learner does between two steps."""
         await self._offers.withdraw()
-        await self._group.do(CopyWeights())
+        await self._group.ask(Publisher.copy_weights, False)
 
     async def announce(self, number: int) -> WeightsPublished:
         """Store the copied weights, and announce the version."""
         base = self.versions[-1].key if self._served.delta and self.versions else ""
-        message = await self._group.do(Publish(0, number, base))
+        message = await publish_version(self._group, 0, number, base)
         self.versions.append(message)
         self._offers.open(message.key)
         await publish(self.stage.bus, message, headers={WRITER: "bench"})
@@ -217,7 +217,7 @@ class Updates:
         await reader.start()
         stack.push_async_callback(reader.close)
         await (beside or self._open())
-        self._offers = Offers(context, lambda: self._group.do(Share()))
+        self._offers = Offers(context, lambda: self._group.ask(Publisher.shared))
         await self._offers.start()
         stack.push_async_callback(self._offers.close)
         await self.copy()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -16,11 +15,11 @@ from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.gpu_handoff import Turns
 from actors.learner.group import GroupLost, Stopping, TrainerGroup, new_group
-from actors.learner.outbox import Outbox, offload, published_by, report_unchanged, step_record
+from actors.learner.outbox import Outbox, Version, offload, published_by, report_unchanged, step_record
 from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.profiles import StepProfiles
-from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
-from actors.learner.rank import Call, Load, Step, StepResult
+from actors.learner.publication import copied_digest, export_model, save_checkpoint, step
+from actors.learner.rank import StepResult
 from actors.learner.rank_wire import ERRORS
 from actors.learner.step_times import StepTimes
 from actors.learner.teacher_fault import TeacherFault
@@ -33,7 +32,8 @@ from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
 from asyncrl.training.anomalies import Recent
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint
-from asyncrl.training.protocol import NonFiniteWeights
+from asyncrl.training.protocol import NonFiniteWeights, Trainer
+from asyncrl.training.publisher import Publisher
 from topics.actors import Activity
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES, TRAINING
@@ -44,8 +44,6 @@ from topics.weights import (
     WeightsPublished,
     WeightsRejected,
 )
-
-T = TypeVar("T")
 
 RESAVE_S = 10.0  # of training again, between two checkpoints
 
@@ -63,7 +61,7 @@ class Learner:
         self.fold = LearnerFold(self.config)
         self.keeper, self._profiles = Keeper(context, TRAINING, self.fold), StepProfiles(context, self.fold)
         self.turns = Turns(context, self.keeper, self.fold)
-        self.offers = Offers(context, lambda: self.group.do(Share()))
+        self.offers = Offers(context, lambda: self.group.ask(Publisher.shared))
         self._begin()
 
     def _begin(self) -> None:
@@ -89,10 +87,10 @@ class Learner:
         make = ElasticGroup if self.config.learner.elastic_s else new_group
         return make(self.context, self.keeper.wake)
 
-    async def _do(self, call: Call[T]) -> T:
-        if call.on_gpu:
-            await self.turns.take()
-        return await self.group.do(call)
+    async def _copy_weights(self, *, whole: bool = False) -> None:
+        """Copy the weights away, for a digest and a version, whole ones for a model; those before must be written."""
+        await self.turns.take()
+        await self.group.ask(Publisher.copy_weights, whole)
 
     async def run(self) -> None:
         """Resume from the log, then train to the end."""
@@ -184,7 +182,8 @@ class Learner:
     async def _load(self, checkpoint: Path) -> Checkpoint:
         found = await asyncio.to_thread(read_checkpoint, checkpoint)
         try:
-            await self._do(Load(str(checkpoint)))
+            await self.turns.take()
+            await self.group.ask(Trainer.load, checkpoint)
         except CheckpointError:
             await self.group.close()  # a part of it may be in the weights
             self.group = self._new_group()
@@ -228,8 +227,8 @@ class Learner:
     async def _digest(self) -> str:
         await self._written()
         await self.offers.withdraw()
-        await self._do(CopyWeights())
-        return await self.group.do(Digest())
+        await self._copy_weights()
+        return await copied_digest(self.group)
 
     async def _differs(self) -> bool:
         """Return whether these weights were published with other bits."""
@@ -269,7 +268,8 @@ class Learner:
         fetching = self.outbox.begin(fetch_once_packed(self.keeper, self.fold, self.group, packed.step + 1))
         range_of = self._recent.usual(packed.stage) if self._resumed else None  # else it was judged before
         try:
-            result = await self._profiles.around(packed.step, lambda path: self._do(Step(sequence, range_of, path)))
+            await self.turns.take()
+            result = await self._profiles.around(packed.step, lambda path: step(self.group, sequence, range_of, path))
         finally:
             fetching.cancel()
         self._recent.add(packed.stage, result.metrics)
@@ -291,18 +291,18 @@ class Learner:
             await self.outbox.stored()  # the version before is what the next one may be a difference to
         self.context.doing(Activity("publishing", self.step))
         await self.offers.withdraw()
-        await self._do(CopyWeights())
+        await self._copy_weights()
         state, why = self.fold.state, self.fold.full_because(self.config.weights, self.lineage)
-        call = Publish(self.lineage, self.step, "" if why else state.newest, why)
-        self._version = self.outbox.begin(self._write_version(call, state.full, answers))
+        version = Version(self.lineage, self.step, "" if why else state.newest, why)
+        self._version = self.outbox.begin(self._write_version(version, state.full, answers))
         self.outbox.put(self._version)
 
-    async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:
+    async def _write_version(self, version: Version, full: int, answers: int) -> WeightsPublished:
         moved, before = self._moved, None if answers else self._newest  # later steps may end during the write
         try:
-            self._newest = message = await published_by(self.group, call, before)
+            self._newest = message = await published_by(self.group, version, before)
         except NonFiniteWeights as error:
-            await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
+            await self.keeper.append_until_stored([WeightsRejected(version.lineage, version.number, str(error))])
             raise
         if before and message.is_unchanged and before.version < moved:
             await report_unchanged(self.context, self.keeper, message, before)
@@ -327,7 +327,8 @@ class Learner:
         self.context.doing(Activity("saving", self.step))
         if not (digest or self._publishes(self.step)):  # else the version of this step has it
             digest = await self._digest()
-        await self._do(CopyState())
+        await self.turns.take()
+        await self.group.ask(Publisher.copy_state)
         self._begun = self.step
         checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)
         self._checkpoint = self.outbox.begin(self._write_checkpoint(checkpoint))
@@ -337,9 +338,9 @@ class Learner:
         await self.outbox.stored()
         crash_point("learner.saving")
         digest = checkpoint.digest or self.fold.state.published[checkpoint.step]
-        path = await self.group.do(Save(msgspec.structs.replace(checkpoint, digest=digest)))
+        path = await save_checkpoint(self.group, msgspec.structs.replace(checkpoint, digest=digest))
         crash_point("checkpoint.renamed")
-        message = CheckpointSaved(checkpoint.lineage, checkpoint.step, digest, path, checkpoint.batch_sequence)
+        message = CheckpointSaved(checkpoint.lineage, checkpoint.step, digest, str(path), checkpoint.batch_sequence)
         await self.keeper.append_until_stored([message])
         crash_point("checkpoint.published")
 
@@ -353,10 +354,9 @@ class Learner:
         """Write the last checkpoint and the exported model, and publish that training has finished."""
         await self._save()
         await self._settled()
-        exported = self.context.files.root / "exported"
         await self.offers.withdraw()
-        await self._do(CopyWeights(whole=True))
-        await self.group.do(Export(str(exported)))
+        await self._copy_weights(whole=True)
+        await export_model(self.group, exported := self.context.files.root / "exported")
         crash_point("learner.exported")
         self.outbox.put(TrainingFinished(self.step, "steps", str(exported)))
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 from actors.learner.group import GroupLost, RankProcesses, only
-from actors.learner.rank import Call
 from actors.runtime.actor import Context
 from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.run.placement import Job, NoRoom
 from asyncrl.training.megatron.parallel_config import Layout, layout_of
-
-T = TypeVar("T")
 
 _PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a GPU at least
 
@@ -117,8 +114,11 @@ class ElasticGroup:
     async def _pause(self, seconds: float) -> None:
         await first_of(self._closed.wait(), self._context.stop.wait(), timeout_s=seconds)
 
-    async def do(self, call: Call[T]) -> T:
-        return await self._group.do(call)
+    async def ask(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return await self._group.ask(method, *arguments)
+
+    async def ask_first(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._group.ask_first(method, *arguments)
 
     def check(self) -> None:
         self._group.check()

@@ -9,13 +9,12 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from actors.learner.gpu_probe import TakeGpu
-from actors.learner.rank import Call, Open, Rank, carried_out
-from actors.learner.rank_wire import ERRORS, NO_GPU, NumberedCall, Reply
+from actors.learner.rank import Rank
+from actors.learner.rank_wire import ERRORS, NO_GPU, Call, Reply, encoded
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks, first_of, unless
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
@@ -24,7 +23,6 @@ from asyncrl.framing import pack, read_frames
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.run.placement import Job, NoRoom, Placed
 
-T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
@@ -55,13 +53,16 @@ class TrainerGroup(Protocol):
             Stopping: the learner is asked to stop meanwhile.
         """
 
-    async def do(self, call: Call[T]) -> T:
-        """Make a call to the ranks, and return its result.
+    async def ask(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call a method of every rank, its publisher or its trainer; returns the answers.
 
         Raises:
             GroupLost: a rank died or fell silent.
-            AsyncRLError: what the call names, of the first rank that fails.
+            AsyncRLError: what the method names, of the first rank that fails.
         """
+
+    async def ask_first(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the first rank alone; as `ask`."""
 
     def check(self) -> None:
         """Raise what ended the group, if anything did."""
@@ -127,32 +128,34 @@ class RankProcesses:
             self._tasks.start(self._watch(rank, placed))
         await self._until_connected()
         await self._take_cards()
-        await self.do(Open())
+        await self.ask(Rank.open_trainer)
         if self._count == 1:
             await self._closing.aclose()  # several ranks may look into their folder later
 
-    async def do(self, call: Call[T]) -> T:
-        return await carried_out(call, self._ask)
+    async def ask(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return await self._ask(range(self._count), method, arguments)
 
-    async def _ask(self, call: Call[Any]) -> list[Any]:
-        """Make one call; returns the answers of the ranks that it goes to."""
+    async def ask_first(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return (await self._ask(range(1), method, arguments))[0]
+
+    async def _ask(self, ranks: Sequence[int], method: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
         self.check()
         number, loop = next(self._numbers), asyncio.get_running_loop()
-        ranks = range(self._count if call.every_rank else 1)
         futures: dict[_Key, asyncio.Future[bytes]] = {(rank, number): loop.create_future() for rank in ranks}
         self._waiting.update(futures)
-        frame = pack(NumberedCall(number, call))  # type: ignore[arg-type]
+        call = Call(number, method.__qualname__, [encoded(argument) for argument in arguments])
+        frame = pack(call)
         for rank in ranks:
             self._writers[rank].write(frame)
         try:
-            if call.undone is not None:  # no rank waits for another one in it
+            if call.is_independent:
                 await asyncio.wait(futures.values())
             # Of others the first that fails ends the wait: the rest may wait for it in vain.
             values = await asyncio.gather(*futures.values())
         finally:
             for key in futures:
                 del self._waiting[key]
-        return [msgspec.msgpack.decode(value, type=call.answer) for value in values]
+        return [call.answer(value) for value in values]
 
     def check(self) -> None:
         if self._lost is not None:
@@ -182,7 +185,7 @@ class RankProcesses:
         """Let each rank use its GPU: one whose driver hangs beats on, and would have all others wait."""
         late = asyncio.get_running_loop().call_later(self._context.config.learner.start_s, self._hung)
         try:
-            await self.do(TakeGpu())
+            await self.ask(Rank.take_gpu)
         finally:
             late.cancel()
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from actors.learner.group import TrainerGroup
-from actors.learner.publication import Publish, Unchanged
-from actors.learner.rank import Rest, StepResult
+from actors.learner.publication import publish_version, rest
+from actors.learner.rank import StepResult
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from asyncrl.background import BackgroundTasks
 from asyncrl.config.trainers import TrainerCapability, trainer_kind
+from asyncrl.training.publisher import Publisher
 from topics.batches import BatchPacked, BatchTrained
 from topics.weights import WeightsPublished, WeightsUnchanged
 from topics.wire import Message
@@ -87,22 +88,30 @@ def step_record(packed: BatchPacked, result: StepResult, sequence: int, *, linea
     )
 
 
-async def published_by(group: TrainerGroup, call: Publish, before: WeightsPublished | None) -> WeightsPublished:
+class Version(NamedTuple):
+    """A version that a trainer group is to write: see `publish_version`."""
+
+    lineage: int
+    number: int
+    base: str
+    why: str
+
+
+async def published_by(group: TrainerGroup, version: Version, before: WeightsPublished | None) -> WeightsPublished:
     """Have a group write a version; one with the weights of the version before is announced as that one is stored.
 
     Args:
         before: the newest that the group wrote; None where another must be written in any case.
 
     Raises:
-        NonFiniteWeights, CheckpointError: as `Publish`.
+        NonFiniteWeights, CheckpointError: as `publish_version`.
     """
     has_tensors = before is not None and (before.base or before.bytes)  # else its trainer is a scripted one
-    if before is None or not has_tensors or not await group.do(Unchanged()):
-        return await group.do(call)
+    if before is None or not has_tensors or not all(await group.ask(Publisher.unchanged)):
+        return await publish_version(group, *version)
     base, choice = before.base if before.is_unchanged else before.key, f"unchanged since {before.key}"
-    found = WeightsPublished(
-        call.lineage, call.version, before.digest, before.store, before.location, base, adapts=before.adapts
-    )
+    lineage, number = version.lineage, version.number
+    found = WeightsPublished(lineage, number, before.digest, before.store, before.location, base, adapts=before.adapts)
     return msgspec.structs.replace(found, choice=choice)
 
 
@@ -118,5 +127,5 @@ async def report_unchanged(
 
 async def offload(context: Context, group: TrainerGroup) -> None:
     """Move weights and optimiser to host memory until the next batch."""
-    began, found = time.monotonic(), await group.do(Rest())
+    began, found = time.monotonic(), await rest(group)
     context.log.info("trainer offloaded", seconds=round(time.monotonic() - began, 6), **found._asdict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from actors.learner.rank import Fetch, Gather
+from actors.learner.rank import Rank
 from asyncrl.background import first_of
 from topics.actors import Activity
 
@@ -23,19 +23,19 @@ async def fetch_once_packed(keeper: Keeper, fold: LearnerFold, group: TrainerGro
             return  # from now on `changes` returns at once: a loop would never give way to other tasks
         await keeper.changes()
     if not fold.skips(step):
-        await group.do(Fetch(sequence))
+        await group.ask(Rank.gather, sequence, False)
 
 
 async def gathered(context: Context, group: TrainerGroup, step: int, sequence: int) -> bool:
     """Wait until a teacher that is a server has answered for the rows of a batch; False if the actor shall stop first.
 
     Raises:
-        AsyncRLError: as `Gather`.
+        AsyncRLError: as `Rank.gather`.
     """
     if not context.config.learner.teacher.url:
         return True
     context.doing(Activity("awaiting teacher", step))
-    gathering = asyncio.ensure_future(group.do(Gather(sequence)))
+    gathering = asyncio.ensure_future(group.ask(Rank.gather, sequence, True))
     try:
         await first_of(gathering, context.stop.wait())
         if gathering.done():

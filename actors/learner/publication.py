@@ -1,204 +1,93 @@
-"""The calls by which the learner publishes: every rank writes its share, and the first one completes it."""
+"""What a trainer group does for the learner, from the answers of its ranks.
+
+Of a version, a checkpoint and a model each rank writes its share, and the first one completes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeAlias
 
-from actors.learner.rank import Call, Rank
+from actors.learner.group import TrainerGroup
+from actors.learner.rank import Rank, StepResult
+from asyncrl.errors import AsyncRLError
+from asyncrl.training.anomalies import Usual
 from asyncrl.training.checkpoint import Checkpoint
-from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
-from asyncrl.weights.rank_shards import Attempt
-from asyncrl.weights.tensors import TensorRecord, digest_of, manifest_of_records
-from asyncrl.weights.versions import FullShare, new_attempt
+from asyncrl.training.protocol import Offloaded, Trainer
+from asyncrl.training.publisher import Kind, Publisher, choice_of
+from asyncrl.weights.tensors import digest_of, manifest_of_records
+from asyncrl.weights.versions import new_attempt
 from topics.weights import WeightsPublished
 
 
-class CopyWeights(Call[None]):
-    """Copy the weights away, for `Digest` and `Publish`, whole ones for `Export`; those before must be written.
-
-    Raises:
-        CheckpointError: as `Trainer.copy_weights`.
-    """
-
-    on_gpu = True
-    whole: bool = False
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.copy_weights(whole=self.whole)
+async def step(group: TrainerGroup, batch: int, usual: Usual | None = None, profile: str = "") -> StepResult:
+    """Make one update: see `Rank.step`."""
+    return StepResult.merged(await group.ask(Rank.step, batch, usual, profile))
 
 
-class CopyState(Call[None]):
-    """Copy weights and optimiser state, for `Save`; the previous copy must be written."""
-
-    on_gpu = True
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.copy_state()
+async def rest(group: TrainerGroup) -> Offloaded:
+    """Give the device's memory back; returns the bytes of all ranks, and the seconds of the slowest of them."""
+    size, wait_s, copy_s, free_s, copied, left = zip(*await group.ask(Trainer.rest), strict=True)
+    return Offloaded(sum(size), max(wait_s), max(copy_s), max(free_s), sum(copied), sum(left))
 
 
-class Share(Call[list[list[bytes]]]):
-    """Return the copied weights of each rank for other processes of the host: see `Publisher.shared`."""
-
-    answer, concurrent = list[bytes], True
-
-    def _compute(self, rank: Rank) -> list[bytes]:
-        return rank.publisher.shared()
-
-    def merged(self, answers: Sequence[list[bytes]]) -> list[list[bytes]]:
-        """See `Call`: each rank has separate tensors in separate memory."""
-        return list(answers)
-
-
-class Digest(Call[str]):
+async def copied_digest(group: TrainerGroup) -> str:
     """Return the identity of the copied weights."""
-
-    answer = list[TensorRecord]
-
-    def _compute(self, rank: Rank) -> list[TensorRecord]:
-        return rank.publisher.records()
-
-    def merged(self, answers: Sequence[list[TensorRecord]]) -> str:
-        """See `Call`: each rank has its own tensors."""
-        return digest_of(manifest_of_records([record for records in answers for record in records]))
+    answers = await group.ask(Publisher.records)
+    return digest_of(manifest_of_records([record for records in answers for record in records]))
 
 
-class Unchanged(Call[bool]):
-    """Return whether the copied weights are those of the newest version that the group wrote."""
+async def publish_version(
+    group: TrainerGroup, lineage: int, version: int, base: str = "", why: str = ""
+) -> WeightsPublished:
+    """Write the copied weights into the weight store, all ranks as a full version or as a difference.
 
-    answer, concurrent = bool, True
-
-    def _compute(self, rank: Rank) -> bool:
-        return rank.publisher.unchanged()
-
-    def merged(self, answers: Sequence[bool]) -> bool:
-        """See `Call`: each rank has its own tensors."""
-        return all(answers)
-
-
-class Drop(Call[None]):
-    """Remove the shares of what some rank could not write."""
-
-    concurrent = True
-    kind: Kind
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.drop(self.kind)
-
-
-class Publish(Call[WeightsPublished]):
-    """Write the copied weights into the weight store.
+    Args:
+        base: see `Publisher.prepare`.
+        why: it has none.
 
     Raises:
         NonFiniteWeights: a tensor holds values that are not finite; nothing is written.
         CheckpointError: the disk refused it; no partial file remains.
     """
-
-    answer, concurrent = Prepared, True
-    lineage: int
-    version: int
-    base: str = ""  # see `Publisher.prepare`
-    why: str = ""  # it has none
-
-    def _compute(self, rank: Rank) -> Prepared:
-        return rank.publisher.prepare(self.version, self.base)
-
-    def following(self, answers: Sequence[Prepared]) -> Call[WeightsPublished]:
-        """See `Call`: all ranks write a full version, or a difference."""
-        choice = choice_of(answers, self.base, self.why)
-        return WriteVersion(new_attempt(self.lineage, self.version), choice)
+    choice = choice_of(await group.ask(Publisher.prepare, version, base), base, why)
+    attempt = new_attempt(lineage, version)
+    async with _dropped(group, "version"):
+        shares = await group.ask(Publisher.write_version, attempt, choice)
+        message: WeightsPublished = await group.ask_first(Publisher.complete_version, attempt, choice, shares)
+    return message
 
 
-class WriteVersion(Call[WeightsPublished]):
-    """Write the shares of a version; see `Publish`."""
-
-    answer, concurrent = VersionShare, True
-    undone = Drop("version")
-    attempt: Attempt
-    choice: Choice
-
-    def _compute(self, rank: Rank) -> VersionShare:
-        return rank.publisher.write_version(self.attempt, self.choice)
-
-    def following(self, answers: Sequence[VersionShare]) -> Call[WeightsPublished]:
-        return CompleteVersion(self.attempt, self.choice, list(answers))
-
-
-class CompleteVersion(Call[WeightsPublished]):
-    """Make a version of the shares; see `Publish`."""
-
-    answer, every_rank, concurrent = WeightsPublished, False, True
-    undone = Drop("version")
-    attempt: Attempt
-    choice: Choice
-    shares: list[VersionShare]
-
-    def _compute(self, rank: Rank) -> WeightsPublished:
-        return rank.publisher.complete_version(self.attempt, self.choice, self.shares)
-
-
-class Save(Call[str]):
+async def save_checkpoint(group: TrainerGroup, checkpoint: Checkpoint) -> Path:
     """Write the copied state as a checkpoint, and read it back; returns its directory.
 
     Raises:
         CheckpointError: the disk refused it; no partial file remains.
     """
-
-    answer, concurrent = FullShare, True
-    undone = Drop("checkpoint")
-    checkpoint: Checkpoint
-
-    def _compute(self, rank: Rank) -> FullShare:
-        return rank.publisher.write_checkpoint(self.checkpoint)
-
-    def following(self, answers: Sequence[FullShare]) -> Call[str]:
-        return CompleteSave(self.checkpoint, list(answers))
+    async with _dropped(group, "checkpoint"):
+        shares = await group.ask(Publisher.write_checkpoint, checkpoint)
+        path: Path = await group.ask_first(Publisher.complete_checkpoint, checkpoint, shares)
+    return path
 
 
-class CompleteSave(Call[str]):
-    """Make a checkpoint of the shares; see `Save`."""
-
-    answer, every_rank, concurrent = str, False, True
-    undone = Drop("checkpoint")
-    checkpoint: Checkpoint
-    shares: list[FullShare]
-
-    def _compute(self, rank: Rank) -> str:
-        return str(rank.publisher.complete_checkpoint(self.checkpoint, self.shares))
-
-
-class Export(Call[None]):
+async def export_model(group: TrainerGroup, directory: Path) -> None:
     """Write the copied weights as a model; one that is there is replaced.
 
     Raises:
         CheckpointError: the disk refused it; no partial file remains.
     """
-
-    answer = FullShare
-    undone = Drop("model")
-    directory: str
-
-    def _compute(self, rank: Rank) -> FullShare:
-        return rank.publisher.write_model(Path(self.directory))
-
-    def following(self, answers: Sequence[FullShare]) -> Call[None]:
-        return CompleteExport(self.directory, list(answers))
+    async with _dropped(group, "model"):
+        shares = await group.ask(Publisher.write_model, directory)
+        await group.ask_first(Publisher.complete_model, directory, shares)
 
 
-class CompleteExport(Call[None]):
-    """Make a model of the shares; see `Export`."""
-
-    every_rank = False
-    undone = Drop("model")
-    directory: str
-    shares: list[FullShare]
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.complete_model(Path(self.directory), self.shares)
-
-
-_Copy: TypeAlias = CopyWeights | CopyState | Share | Digest | Unchanged | Drop
-_Files: TypeAlias = Publish | WriteVersion | CompleteVersion | Save | CompleteSave | Export | CompleteExport
-Publication: TypeAlias = _Copy | _Files
-"""Any of these calls."""
+@contextlib.asynccontextmanager
+async def _dropped(group: TrainerGroup, kind: Kind) -> AsyncIterator[None]:
+    """Remove the shares of what some rank could not write."""
+    try:
+        yield
+    except AsyncRLError:
+        with contextlib.suppress(AsyncRLError):  # the first one says more
+            await group.ask(Publisher.drop, kind)
+        raise

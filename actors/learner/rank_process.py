@@ -26,7 +26,7 @@ from asyncrl.imports import absent
 with absent("accelerate"):  # which transformers would import to place models, and a rank places its model itself
     import asyncrl.training.torch.trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 from actors.learner.rank import Rank
-from actors.learner.rank_wire import BEAT_S, ERRORS, NO_GPU, NumberedCall, Reply
+from actors.learner.rank_wire import BEAT_S, ERRORS, NO_GPU, Call, Reply, encoded
 from actors.runtime.actor import Context, Login, open_context
 from actors.runtime.cpu_priority import leave_cores, set_nice
 from asyncrl.background import BackgroundTasks
@@ -53,7 +53,7 @@ class RankServer:
         """Answer until the learner closes the socket, or a call ends this process."""
         self._tasks.start(write_heartbeats(self._writer, pack(Reply(self._number)), BEAT_S))
         async for frame in read_frames(reader):
-            self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
+            self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=Call)))
 
     def _on_fault(self, error: BaseException) -> None:
         if isinstance(error, NoGpu):
@@ -62,15 +62,14 @@ class RankServer:
         self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
         os._exit(1)  # threads may wait for other ranks for ever
 
-    async def _answer(self, numbered: NumberedCall) -> None:
-        number, call = numbered.number, numbered.call
-        async with contextlib.nullcontext() if call.concurrent else self._turn:
+    async def _answer(self, call: Call) -> None:
+        async with contextlib.nullcontext() if call.is_independent else self._turn:
             try:
-                value = msgspec.Raw(msgspec.msgpack.encode(await call.run(self._rank)))
-                reply = Reply(self._number, number, value)
+                value = encoded(await self._rank.call(call.method, *call.given()))
+                reply = Reply(self._number, call.number, value)
             except tuple(ERRORS.values()) as error:
                 name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
-                reply = Reply(self._number, number, error=name, reason=str(error))
+                reply = Reply(self._number, call.number, error=name, reason=str(error))
         self._writer.write(pack(reply))
 
 

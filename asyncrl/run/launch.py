@@ -97,7 +97,9 @@ class Launch:
         wanted = longer(config, overrides, base=base)
         if files.read_summary().get("finished") and wanted.learner.steps == config.learner.steps:
             further = f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
-            raise LaunchError(f"run {root.name} has finished; its results are in {root}. To train it further: {further}")
+            raise LaunchError(
+                f"run {root.name} has finished; its results are in {root}. To train it further: {further}"
+            )
         return cls(LoadedConfig(wanted, base, files.config), root)
 
     def prepare(self) -> None:

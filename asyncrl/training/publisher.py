@@ -123,7 +123,7 @@ class Publisher:
         self._state: Copied
         self._left: dict[Kind, StoredFiles] = {}  # shares that were written here
 
-    def copy_weights(self, *, whole: bool = False) -> None:
+    def copy_weights(self, whole: bool = False) -> None:
         """Copy the weights away, for `records` and versions; whole ones for models.
 
         Raises:

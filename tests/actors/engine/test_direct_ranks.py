@@ -10,12 +10,12 @@ import pytest
 
 from actors.engine.actor import EngineActor
 from actors.learner.group import RankProcesses
-from actors.learner.publication import CopyWeights, Publish, Share
-from actors.learner.rank import Step
+from actors.learner.publication import publish_version, step
 from actors.learner.weight_handles import Offers
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.training.publisher import Publisher
 from asyncrl.weights.sender_calls import Answer, Command, Send
 from harness.direct import playing, reached, ready_of, sampled, senders_are_there, server_of, ways
 from harness.learning import pack
@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, context: Context) -> None:
         self.group = RankProcesses(context, lambda: None)
-        self.offers = Offers(context, lambda: self.group.do(Share()))
+        self.offers = Offers(context, lambda: self.group.ask(Publisher.shared))
         self._bus = context.bus
         self._version = 0
 
@@ -48,10 +48,10 @@ class Ranks:
     async def publish(self) -> WeightsPublished:
         """Make a step, and announce its version as the learner does."""
         self._version += 1
-        await self.group.do(Step(await pack(self._bus, self._version)))
+        await step(self.group, await pack(self._bus, self._version))
         await self.offers.withdraw()
-        await self.group.do(CopyWeights())
-        message = await self.group.do(Publish(0, self._version))
+        await self.group.ask(Publisher.copy_weights, False)
+        message = await publish_version(self.group, 0, self._version)
         self.offers.open(message.key)
         await publish(self._bus, message, headers={WRITER: "learner"})
         return message

@@ -12,8 +12,8 @@ import torch
 
 from actors.learner.elastic import ElasticGroup, chosen_gpus
 from actors.learner.group import GroupLost, RankProcesses, Stopping, TrainerGroup, new_group
-from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
-from actors.learner.rank import Fetch, Load, Rank, Step
+from actors.learner.publication import copied_digest, export_model, publish_version, save_checkpoint, step
+from actors.learner.rank import Rank
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import Part, read_merged
@@ -22,6 +22,8 @@ from asyncrl.run.placement import Job, NoRoom, Placed
 from asyncrl.run.placements.local import LocalProcesses
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.protocol import Trainer
+from asyncrl.training.publisher import Publisher
 from harness.learning import Playing, pack
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
@@ -74,20 +76,20 @@ async def test_what_every_group_does(
     if trainer == "torch":
         await comes_to_what_one_trainer_comes_to(group, await start("torch", inside=True), some, tmp_path, ranks)
     first, second, _ = some
-    await group.do(Fetch(first))
+    await group.ask(Rank.gather, first, False)
 
-    result = await group.do(Step(first))
-    await group.do(CopyWeights())
-    await group.do(CopyState())
-    digest = await group.do(Digest())
+    result = await step(group, first)
+    await group.ask(Publisher.copy_weights, False)
+    await group.ask(Publisher.copy_state)
+    digest = await copied_digest(group)
     (published, saved), _ = (
-        await asyncio.gather(group.do(Publish(0, 1)), group.do(Save(Checkpoint(0, 1, digest, first)))),
-        await group.do(Step(second)),
+        await asyncio.gather(publish_version(group, 0, 1), save_checkpoint(group, Checkpoint(0, 1, digest, first))),
+        await step(group, second),
     )
-    await group.do(CopyWeights())
-    later = await group.do(Digest())
-    await group.do(Export(str(tmp_path / "exported")))
-    await group.do(Export(str(tmp_path / "exported")))
+    await group.ask(Publisher.copy_weights, False)
+    later = await copied_digest(group)
+    await export_model(group, tmp_path / "exported")
+    await export_model(group, tmp_path / "exported")
 
     assert (result.stats.trajectories, result.stats.tokens_trained, result.stats.tokens_stale) == (2, 10, 0)
     assert result.metrics["loss"] is not None
@@ -96,14 +98,14 @@ async def test_what_every_group_does(
     assert read_checkpoint(Path(saved)).digest == digest
     assert (tmp_path / "exported").is_dir()
     with pytest.raises(CheckpointError) if trainer != "scripted" else contextlib.nullcontext():
-        await group.do(Load(str(tmp_path)))
-    await group.do(Load(saved))
-    await group.do(CopyWeights())
-    assert await group.do(Digest()) == digest
+        await group.ask(Trainer.load, tmp_path)
+    await group.ask(Trainer.load, saved)
+    await group.ask(Publisher.copy_weights, False)
+    assert await copied_digest(group) == digest
     assert (later != digest) == (trainer != "scripted")
     await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
     with pytest.raises(ActorFault, match="are gone"):
-        await group.do(Step(second))
+        await step(group, second)
     group.check()
 
 
@@ -113,13 +115,13 @@ async def comes_to_what_one_trainer_comes_to(
     """The same batches by ranks in processes and by one in this process: bit for bit where there is one rank."""
     ends = []
     for name, one in (("inside", inside), ("group", group)):
-        await one.do(CopyState())
-        begun = await one.do(Save(Checkpoint(0, 0, "begun", 0)))
-        results = [await one.do(Step(batch)) for batch in some]
-        await one.do(CopyWeights())
-        await one.do(Export(str(folder / name)))
-        ends.append((results, await one.do(Digest()), of_all_ranks(folder / name, "model")))
-        await one.do(Load(begun))
+        await one.ask(Publisher.copy_state)
+        begun = await save_checkpoint(one, Checkpoint(0, 0, "begun", 0))
+        results = [await step(one, batch) for batch in some]
+        await one.ask(Publisher.copy_weights, False)
+        await export_model(one, folder / name)
+        ends.append((results, await copied_digest(one), of_all_ranks(folder / name, "model")))
+        await one.ask(Trainer.load, begun)
     (alone, digest, expected), (together, same_digest, found) = ends
 
     if ranks == 1:
@@ -141,14 +143,15 @@ async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_n
     ranks = list(group._placed)
     for rank in ranks:
         os.kill(rank.pid, signal.SIGSTOP)  # no call is answered any more
-    calls = [asyncio.ensure_future(group.do(call)) for call in (Step(first), Fetch(second), Publish(0, 1))]
+    some = (step(group, first), group.ask(Rank.gather, second, False), publish_version(group, 0, 1))
+    calls: list[asyncio.Future[object]] = [asyncio.ensure_future(call) for call in some]
     await asyncio.sleep(0)  # they are under way
     os.kill(ranks[1].pid, signal.SIGKILL)
 
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert [(type(one), "rank 1 ended" in str(one)) for one in found] == [(GroupLost, True)] * 3
     with pytest.raises(GroupLost, match="rank 1 ended"):
-        await group.do(Step(first))
+        await step(group, first)
     await group.close()
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2
     assert unretrieved() == []

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from actors.learner.group import RankProcesses
-from actors.learner.publication import CopyState, CopyWeights, Digest, Publish, Save
-from actors.learner.rank import Load, Rank, Step
+from actors.learner.publication import copied_digest, publish_version, save_checkpoint, step
+from actors.learner.rank import Rank
 from asyncrl.bus.connection import Bus
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.training.protocol import Trainer
+from asyncrl.training.publisher import Publisher
 from asyncrl.weights.adapters import digest_of_model
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from harness.learning import Playing, pack
@@ -41,9 +43,9 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     first, second = [await pack(bus, step) for step in (1, 2)]
     try:
         (alone, shared, again), folders = await handed_on((one, two, other), first)
-        await two.do(Step(second))
-        await two.do(CopyWeights())
-        delta = await two.do(Publish(1, 2, shared.key))
+        await step(two, second)
+        await two.ask(Publisher.copy_weights, False)
+        delta = await publish_version(two, 1, 2, shared.key)
     finally:
         await two.close()
 
@@ -98,7 +100,10 @@ async def handed_on(groups: Sequence[Rank | RankProcesses], batch: int) -> tuple
     folders: list[Path] = []
     for number, group in enumerate(groups):
         await group.open()
-        await group.do(Load(str(folders[-1])) if folders else Step(batch))
+        if folders:
+            await group.ask(Trainer.load, folders[-1])
+        else:
+            await step(group, batch)
         version, folder = await written(group, Checkpoint(number, 1, "", batch))
         versions.append(version)
         folders.append(Path(folder))
@@ -107,12 +112,12 @@ async def handed_on(groups: Sequence[Rank | RankProcesses], batch: int) -> tuple
 
 async def written(group: Rank | RankProcesses, checkpoint: Checkpoint) -> tuple[WeightsPublished, str]:
     """The newest weights of a group as a version, and its state as a checkpoint."""
-    await group.do(CopyWeights())
-    await group.do(CopyState())
-    digest = await group.do(Digest())
-    version = await group.do(Publish(checkpoint.lineage, checkpoint.step))
+    await group.ask(Publisher.copy_weights, False)
+    await group.ask(Publisher.copy_state)
+    digest = await copied_digest(group)
+    version = await publish_version(group, checkpoint.lineage, checkpoint.step)
     assert version.digest == digest
-    return version, await group.do(Save(msgspec.structs.replace(checkpoint, digest=digest)))
+    return version, await save_checkpoint(group, msgspec.structs.replace(checkpoint, digest=digest))
 
 
 @pytest.mark.slow
