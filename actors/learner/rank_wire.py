@@ -40,6 +40,7 @@ class Call(msgspec.Struct, array_like=True):
 
     @property
     def method(self) -> Callable[..., Any]:
+        """The method, of a class: its object is found by the rank."""
         owner, name = self.name.split(".")
         method: Callable[..., Any] = getattr(_OWNERS[owner], name)
         return method

@@ -26,6 +26,7 @@ from asyncrl.errors import LaunchError
 from asyncrl.ports import free_port
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import Plan, plan, provision_sized
+from asyncrl.state.records import StreamFill
 from harness import gyms
 from harness.audited import audited_clean, topics_left_by
 from harness.configs import the_problem
@@ -33,6 +34,7 @@ from harness.disks import leave_free, small_disk
 from harness.runs import Run, address_of, command, resume, up
 from harness.scripted import FLAT, SCRIPTED
 from harness.stage import Connect, Stage, until
+from harness.states import MadeState
 from topics.topic import GRADES, PROMPTS, STREAMS, TRAJECTORIES, Retention
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, TURNS, Outcome, Segment, TrajectoryGenerated
 
@@ -275,6 +277,15 @@ async def test_a_full_log_takes_messages_again_when_it_is_given_more_room(bus: B
     await hasty.store(subject, b"x" * 10_000, {})
 
     assert (await stream_states(bus, [GRADES]))["GRADES"]["messages"] == held["messages"] + 1
+
+
+def test_streams_that_fill_their_part_of_the_disk_are_found():
+    case = MadeState()
+    case.state.config.nats.disk_max_mb = 1000
+    case.state.streams["PROMPTS"] = StreamFill(830_000_000, -1)
+
+    assert case.found() == [("stream full", "all streams")]
+    assert case.evidence().startswith("830.0 of 833 MB are used (nats.disk_max_mb = 1000)")
 
 
 # --- whole runs

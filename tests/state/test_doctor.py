@@ -10,7 +10,7 @@ from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.findings import ADVICE
 from asyncrl.state.headline import headline
-from asyncrl.state.records import Disk, Letter, StreamFill
+from asyncrl.state.records import Disk, Letter
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
@@ -95,15 +95,6 @@ def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_a_finding()
 
     case.state.streams["TRAJECTORIES"].bytes = 920
     assert case.found() == [("stream full", "TRAJECTORIES"), ("reward hanging", "reward-1")]
-
-
-def test_streams_that_fill_their_part_of_the_disk_are_found():
-    case = MadeState()
-    case.state.config.nats.disk_max_mb = 1000
-    case.state.streams["PROMPTS"] = StreamFill(830_000_000, -1)
-
-    assert case.found() == [("stream full", "all streams")]
-    assert case.evidence().startswith("830.0 of 833 MB are used (nats.disk_max_mb = 1000)")
 
 
 def test_a_clock_that_is_off_is_found_while_training_goes_on():
