@@ -96,9 +96,9 @@ class Launch:
             raise LaunchError(f"run {root.name} cannot go on: {error}") from error
         wanted = longer(config, overrides, base=base)
         if files.read_summary().get("finished") and wanted.learner.steps == config.learner.steps:
-            further = f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
             raise LaunchError(
-                f"run {root.name} has finished; its results are in {root}. To train it further: {further}"
+                f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
+                f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
             )
         return cls(LoadedConfig(wanted, base, files.config), root)
 
@@ -293,9 +293,9 @@ class Launch:
             save_logins(logins, self.files.credentials)
         else:
             listen, websocket = Listen(nats.host, nats.port), nats.websocket != "off"
-            self._server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables, websocket)
-            self._server.most_bytes = store_limit(nats)
-            self.address = await self._server.start(RECOVER_S)
+            server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables, websocket)
+            self._server, server.most_bytes = server, store_limit(nats)
+            self.address = await server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
         """The server must hold a resumed run, and no run with a new one's id; its own server, once it has trained."""
@@ -361,8 +361,8 @@ class Launch:
             bus = await Bus.connect(self.address, self.config.run, name="up again")
             bus.tables = self._tables
             try:
-                layout = layout_of(self.config.nats)
-                await provision(bus, self._sizes, lease_s=self.config.workers.lease_s, layout=layout)
+                lease_s, layout = self.config.workers.lease_s, layout_of(self.config.nats)
+                await provision(bus, self._sizes, lease_s=lease_s, layout=layout)
             finally:
                 await bus.close()
         except BusError as error:

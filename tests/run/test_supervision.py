@@ -183,7 +183,7 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 
     async with resume(tmp_path, "short") as fourth:
         assert await fourth.ended() == 1
-    assert fourth.error.startswith("run short has finished; its results are in")
+    assert fourth.error.startswith("run short has finished, nothing is left to do")
 
 
 @SLOW
@@ -306,7 +306,7 @@ async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
     await first.stop()
     (first.files.root / "summary.json").write_text('{"finished": true}')
 
-    words = "run demo has finished; .* --set learner.steps=N, with N above 100"
+    words = "run demo has finished, nothing is left to do; .* --set learner.steps=N, with N above 100"
     with pytest.raises(LaunchError, match=words):
         Launch.of(first.files.root, [])
     assert Launch.of(first.files.root, ["learner.steps=200"]).config.learner.steps == 200
