@@ -60,8 +60,7 @@ class Launch:
         self.base = loaded.base
         self.files = RunFiles(resumes or Path())
         self.address = BusAddress("")
-        self.failure = ""  # why the run could not be kept up
-        self.killed = False
+        self.failure, self.killed = "", False  # why the run could not be kept up
         self.skip_batch: int | None = None  # of a resumed run: this batch ends untrained
         self.accepted = NOTHING  # changed inputs of a resumed run
         self.changes: list[str] = []  # of the inputs since it began, a line for each
