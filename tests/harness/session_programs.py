@@ -14,9 +14,9 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.live.apis.chat import ChatCompletions
 from asyncrl.live.difference import TurnBoundary
-from asyncrl.live.history_comparison import HistoryDifferences, compare_histories
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_boundary import AUTO, open_boundary
+from harness.history_comparison import HistoryDifferences, compare_histories
 from harness.lives import Host, Life
 from harness.tokenizers import LLAMA3_SPECIAL, QWEN3, QWEN3_SAID, QWEN3_TOKENS, make_model
 
