@@ -281,8 +281,7 @@ class Launch:
             self._supervisor.kill()
 
     async def _reach_server(self) -> None:
-        nats = self.config.nats
-        if nats.url:
+        if (nats := self.config.nats).url:
             try:
                 logins = given_logins(nats, self.base, self._tables)
             except (OSError, ValueError) as error:
