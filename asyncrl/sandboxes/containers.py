@@ -22,6 +22,7 @@ from asyncrl.config.finding import Finding
 from asyncrl.config.sandbox_settings import Launch, SandboxCapability, SandboxKind, SandboxSettings
 from asyncrl.sandboxes import container_start, image_links, server
 from asyncrl.sandboxes.leftovers import is_left, name_of_mine
+from asyncrl.sandboxes.seccomp import filter_program, has_filter
 
 _MB = 1_000_000
 # No image has this folder: runc gives a file system in memory the mode and owner of a folder that is there.
@@ -108,7 +109,7 @@ class Containers(SandboxKind):
         ]
         files = ["-v", f"{folder}:{_FOLDER}", "-v", f"{server.__file__}:/run/asyncrl-server.py:ro"]
         served = ["-I", "-S", "/run/asyncrl-server.py", _WORKSPACE, f"socket={_FOLDER}/{file}"]
-        served += [f"DATA={settings.memory_mb * _MB}", f"FSIZE={disk}"]
+        served += [f"filter={filter_program().hex()}", f"DATA={settings.memory_mb * _MB}", f"FSIZE={disk}"]
         run = [self._program, "run", *_ALONE, *self._options, *limits, *files, *_mounts(settings.readable)]
         starts = [sys.executable, "-I", "-S", container_start.__file__, str(folder / file)]
         command = [*_environment(), *starts, *run, self._image(settings), *served]
@@ -182,6 +183,8 @@ def _fault_of(program: str, image: str, options: Sequence[str]) -> str:
     """Return why no container of an image starts here; empty if one does."""
     if shutil.which(program) is None:
         return f"there is no program `{program}` (Debian and Ubuntu: apt-get install podman; docker.com for Docker)"
+    if not has_filter():
+        return "there is no filter of system calls for this processor"
     try:
         served = _run([program, "version"])
         if served.returncode:

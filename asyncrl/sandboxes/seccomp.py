@@ -66,11 +66,13 @@ _ONLY_X86 = (172, 173)  # iopl, ioperm
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
 _LIMITS = {"x86_64": 302, "aarch64": 261}  # prlimit64, of another process too
+_CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
+_NEW_USERS = 0x10000000  # flag of clone; the flags of clone3 are out of reach, and programs do without that call
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink; others, such as vsock, know no network namespaces
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # a second numbering of x86_64
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of the filter
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in what it reads
 _ALLOW, _EPERM, _ENOSYS, _EAFNOSUPPORT, _KILL = 0x7FFF0000, 0x50001, 0x50026, 0x50061, 0x80000000
 _ABSENT = ("io_uring_setup", "io_uring_enter", "io_uring_register")  # programs do without, where these are absent
@@ -83,10 +85,10 @@ def has_filter() -> bool:
 
 @cache
 def filter_program() -> bytes:
-    """Return the filter, in the form that `bwrap --seccomp` takes."""
+    """Return the filter as instructions of classic BPF, 8 bytes each, as `bwrap --seccomp` takes it."""
     machine = platform.machine()
     column = [*_ARCHITECTURES].index(machine)
-    absent = {_REFUSED[name][column] for name in _ABSENT}
+    absent = {_CLONE3, *(_REFUSED[name][column] for name in _ABSENT)}
     refused = {numbers[column] for numbers in _REFUSED.values()} - absent
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -104,8 +106,9 @@ def filter_program() -> bytes:
         for family in _FAMILIES:
             lines += [(_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
         lines.append((_RETURN, 0, 0, _EAFNOSUPPORT))
-    lines += [(_EQUAL, 0, 3, _LIMITS[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0)]
-    lines += [(_RETURN, 0, 0, _EPERM), (_LOAD, 0, 0, _NUMBER)]
+    for number, test in ((_LIMITS[machine], (_EQUAL, 1, 0, 0)), (_CLONE[machine], (_ANY_BIT, 0, 1, _NEW_USERS))):
+        lines += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), test]
+        lines += [(_RETURN, 0, 0, _EPERM), (_LOAD, 0, 0, _NUMBER)]
     lines += [(_EQUAL, 0, 2 * len(_TERMINAL_INPUT) + 1, _IOCTL[machine]), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
     for request in _TERMINAL_INPUT:
         lines += [(_EQUAL, 0, 1, request), (_RETURN, 0, 0, _EPERM)]

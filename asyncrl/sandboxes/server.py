@@ -20,7 +20,8 @@ import sys
 
 _FD = 4  # bytes of a number of an open file
 _CONTROL, _PACKET = 0, 1 << 16
-_DUMPABLE, _SUBREAPER = 4, 36  # of prctl
+_DUMPABLE, _SECCOMP, _SUBREAPER = 4, 22, 36  # of prctl
+_FILTER_MODE, _INSTRUCTION = 2, 8  # of seccomp; bytes
 _LIFELINE = 1  # in a container: a connection to the machine of the worker
 
 
@@ -234,12 +235,11 @@ def _open_to_write(path: bytes, executable: bool) -> int:
         os.close(folder)
 
 
-def _limit(limits: list[str]) -> None:
-    """Limit this process and those that it starts: each limit is NAME=NUMBER."""
+def _limit(limits: dict[str, str]) -> None:
+    """Limit this process and those that it starts, by the names of limits."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a limit of 0 does not hold where a program takes the dumps
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))  # a queue can outlive its process and has no place in a folder
-    for limit in limits:
-        name, _, text = limit.partition("=")
+    for name, text in limits.items():
         kind, number = getattr(resource, f"RLIMIT_{name}"), int(text)
         most = resource.getrlimit(kind)[1]
         number = number if most == resource.RLIM_INFINITY else min(number, most)
@@ -255,6 +255,19 @@ def _prctl(option: int, value: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _filter_calls(program: bytes) -> None:
+    """Let the kernel refuse calls of this process and of those that it starts, by a filter as `seccomp.py` makes it."""
+    import ctypes
+
+    class Program(ctypes.Structure):
+        _fields_ = [("count", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+    about = Program(len(program) // _INSTRUCTION, program)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_SECCOMP, _FILTER_MODE, ctypes.byref(about), 0, 0):
+        raise OSError(ctypes.get_errno(), "the filter of system calls is refused")
 
 
 def _fetch_control(path: str) -> None:
@@ -282,21 +295,25 @@ def _end_children() -> None:
             return
 
 
-def _main(workspace: str, *limits: str) -> None:
+def _main(workspace: str, *words: str) -> None:
     """Serve in a workspace. Outside a process namespace, end all children and remove the workspace at the end.
 
     Args:
-        limits: NAME=NUMBER each; in a container also socket=PATH, from which the control socket comes.
+        words: limits, NAME=NUMBER each; in a container also socket=PATH, from which the control socket comes, and
+            filter=HEX, a filter of system calls.
     """
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
     os.chdir(workspace)
-    sockets = [word.partition("=")[2] for word in limits if word.startswith("socket=")]
-    for path in sockets:
+    given = dict(word.split("=", 1) for word in words)
+    path, program = given.pop("socket", ""), given.pop("filter", "")
+    if path:
         _fetch_control(path)
-    _limit([word for word in limits if not word.startswith("socket=")])
+    _limit(given)
+    if program:
+        _filter_calls(bytes.fromhex(program))
     if os.getpid() == 1:
-        _Server((workspace, "/tmp", "/dev/shm"), fetched=bool(sockets)).serve()
+        _Server((workspace, "/tmp", "/dev/shm"), fetched=bool(path)).serve()
         return
     _adopt()
     try:

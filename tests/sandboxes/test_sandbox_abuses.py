@@ -28,6 +28,40 @@ LIMITS = {"memory_mb": 200, "disk_mb": 20, "processes": 40, "output_mb": 1, "wal
 CALL = "import ctypes; c = ctypes.CDLL(None, use_errno=True); r = c.syscall({}); print(r, ctypes.get_errno())"
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 NUMBERS = {"x86_64": 0, "aarch64": 1}
+REFUSED_COMMANDS = (
+    "unshare -U true",
+    "unshare -r true",
+    "unshare -m true",
+    "bwrap --ro-bind / / true",
+    "mount -t tmpfs none /tmp",
+    "umount /proc/1",
+    "mount -o remount,rw /",
+    "mknod disk b 8 0",
+    "chroot / true",
+    "nsenter -t 2 -m true",
+    "echo 1 > /proc/sys/kernel/core_pattern",
+    "echo b > /proc/sysrq-trigger",
+    "taskset -cp 0-99 $$",
+    "nice -n -20 true 2>&1 | grep -v cannot",
+    "cat /proc/1/environ",
+    "cat /proc/1/mem",
+    "kill -9 1 && sleep 0.1 && ! ls -d /proc/1",
+    "dmesg",
+    "hostname other",
+)
+REFUSED_CALLS = (  # numbers on x86_64 and aarch64, arguments, error
+    ((425, 425), "8, ctypes.create_string_buffer(120)", ENOSYS),  # io_uring_setup
+    ((250, 219), "0, -3, 1", EPERM),  # keyctl
+    ((321, 280), "0, 0, 0", EPERM),  # bpf
+    ((298, 241), "0, 0, -1, -1, 0", EPERM),  # perf_event_open
+    ((101, 117), "0, 0, 0, 0", EPERM),  # ptrace
+    ((310, 270), "1, 0, 0, 0, 0, 0", EPERM),  # process_vm_readv
+    ((323, 282), "0", EPERM),  # userfaultfd
+    ((302, 261), "1, 7, ctypes.create_string_buffer(16), 0", EPERM),  # prlimit64 of the first process
+    ((41, 198), "40, 1, 0", EAFNOSUPPORT),  # socket(AF_VSOCK), which reaches the host of a virtual machine
+    ((41, 198), "38, 5, 0", EAFNOSUPPORT),  # socket(AF_ALG)
+    ((16, 29), "0, 0x5412, ctypes.create_string_buffer(b'x')", EPERM),  # ioctl(TIOCSTI)
+)
 
 
 @pytest.fixture
@@ -117,6 +151,20 @@ async def test_no_server_of_the_host_or_of_a_network_is_reached(sandbox):
         )
 
     assert found.split() == ["ConnectionRefusedError", "OSError", "OSError", "OSError", "ConnectionRefusedError"]
+
+
+async def test_the_key_and_the_server_of_another_trajectory_are_not_reached(sandbox):
+    reads = f"grep -rs {SECRET} /workspace /tmp /dev/shm /run /proc/[0-9]*/environ"
+    async with open_sandbox(settings_of("bubblewrap", **LIMITS)) as other:
+        await other.put("key", SECRET.encode())
+        with await other.listen() as listening:
+            connect = f"exec 3<>/dev/tcp/127.0.0.1/{listening.getsockname()[1]}"
+            own = [await script(other, reads), await output_of(other, ["bash", "-c", connect])]
+            found = [await script(sandbox, reads), await output_of(sandbox, ["bash", "-c", connect])]
+
+    assert [result.code for result, _ in own] == [0, 0]
+    assert [result.code for result, _ in found] == [1, 1]
+    assert "Connection refused" in found[1][1]
 
 
 async def test_a_fork_bomb_ends_at_the_limit_of_processes(limited):
@@ -212,30 +260,7 @@ async def test_a_setuid_program_gives_no_rights(sandbox):
     assert "0" not in text.split()
 
 
-@pytest.mark.parametrize(
-    "command",
-    (
-        "unshare -U true",
-        "unshare -r true",
-        "unshare -m true",
-        "bwrap --ro-bind / / true",
-        "mount -t tmpfs none /tmp",
-        "umount /proc/1",
-        "mount -o remount,rw /",
-        "mknod disk b 8 0",
-        "chroot / true",
-        "nsenter -t 2 -m true",
-        "echo 1 > /proc/sys/kernel/core_pattern",
-        "echo b > /proc/sysrq-trigger",
-        "taskset -cp 0-99 $$",
-        "nice -n -20 true 2>&1 | grep -v cannot",
-        "cat /proc/1/environ",
-        "cat /proc/1/mem",
-        "kill -9 1 && sleep 0.1 && ! ls -d /proc/1",
-        "dmesg",
-        "hostname other",
-    ),
-)
+@pytest.mark.parametrize("command", REFUSED_COMMANDS)
 async def test_a_command_is_refused(sandbox, command):
     result, text = await script(sandbox, command)
 
@@ -243,26 +268,25 @@ async def test_a_command_is_refused(sandbox, command):
     assert await works(sandbox)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "arguments", "error"),
-    (
-        ((425, 425), "8, ctypes.create_string_buffer(120)", ENOSYS),  # io_uring_setup
-        ((250, 219), "0, -3, 1", EPERM),  # keyctl
-        ((321, 280), "0, 0, 0", EPERM),  # bpf
-        ((298, 241), "0, 0, -1, -1, 0", EPERM),  # perf_event_open
-        ((101, 117), "0, 0, 0, 0", EPERM),  # ptrace
-        ((310, 270), "1, 0, 0, 0, 0, 0", EPERM),  # process_vm_readv
-        ((323, 282), "0", EPERM),  # userfaultfd
-        ((302, 261), "1, 7, ctypes.create_string_buffer(16), 0", EPERM),  # prlimit64 of the first process
-        ((41, 198), "40, 1, 0", EAFNOSUPPORT),  # socket(AF_VSOCK), which reaches the host of a virtual machine
-        ((41, 198), "38, 5, 0", EAFNOSUPPORT),  # socket(AF_ALG)
-        ((16, 29), "0, 0x5412, ctypes.create_string_buffer(b'x')", EPERM),  # ioctl(TIOCSTI)
-    ),
-)
+@pytest.mark.parametrize(("numbers", "arguments", "error"), REFUSED_CALLS)
 async def test_the_kernel_refuses_a_call(sandbox, numbers, arguments, error):
     number = numbers[NUMBERS[os.uname().machine]]
 
     assert await python(sandbox, CALL.format(f"{number}, {arguments}")) == f"-1 {error}"
+
+
+async def test_a_container_refuses_the_same_commands_and_calls():
+    column = NUMBERS[os.uname().machine]
+    async with open_sandbox(settings_of("podman", **LIMITS)) as sandbox:
+        for command in REFUSED_COMMANDS:
+            result, text = await script(sandbox, command)
+            assert result.code != 0, (command, text)
+        for numbers, arguments, error in REFUSED_CALLS:
+            found = await python(sandbox, CALL.format(f"{numbers[column]}, {arguments}"))
+            assert found == f"-1 {error}", (numbers, found)
+        clone = await python(sandbox, CALL.format(f"{(56, 220)[column]}, 0x10000011, 0, 0, 0, 0"))
+        assert clone == f"-1 {EPERM}"
+        assert await works(sandbox)
 
 
 async def test_the_second_numbering_of_calls_is_refused(sandbox):
