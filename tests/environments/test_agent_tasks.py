@@ -51,13 +51,13 @@ def verifiers(folder: Path) -> Environment:
     return make("verifiers", "ending", {"python": PYTHON, "folder": str(folder)}, 1)
 
 
-@pytest.mark.parametrize("kind", [harbor, verifiers])
-async def test_claude_code_works_on_a_task_and_its_reward_is_that_of_the_task(kind, tmp_path: Path):
+@pytest.mark.parametrize(("kind", "isolation"), [(harbor, "bubblewrap"), (harbor, "podman"), (verifiers, "bubblewrap")])
+async def test_claude_code_works_on_a_task_and_its_reward_is_that_of_the_task(kind, isolation, tmp_path: Path):
     source = kind(tmp_path)
     row: PromptRow = source.row(0)
     tokenizer = TaskTokenizer.load(model_of_bytes(tmp_path / "model"))
     settings = ClaudeCodeSettings(program=str(Path(CLIS) / "claude"), time_limit_s=300.0)
-    sandbox = settings_of("bubblewrap", readable=[str(Path(CLIS).parents[1])], memory_mb=4096, processes=512)
+    sandbox = settings_of(isolation, readable=[str(Path(CLIS).parents[1])], memory_mb=4096, processes=512)
     life = Life(tokenizer, most=2000)
     life.host.written = Policy(tokenizer)
     rollout = harness_rollout(harness_kind(settings).make(settings, tmp_path), settings, partial(open_sandbox, sandbox))

@@ -1,10 +1,9 @@
 """Sandboxes of a Harbor task are containers of the image that the task names."""
 
-import io
 import shutil
 import string
 import subprocess
-import tarfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import problems
 from harness.live_runs import TEMPLATE
 from harness.lives import Life
-from harness.sandboxes import settings_of, skeleton_files
+from harness.sandboxes import import_image, settings_of
 from topics.prompts import PromptRow
 
 DIGITS = Path(__file__).parents[2] / "asyncrl" / "examples" / "digits"
-IMAGE = "asyncrl-tests:task"
 AGENT = """
 import json, os, urllib.request
 body = {"model": "any", "messages": [{"role": "user", "content": "How many?"}]}
@@ -46,21 +44,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Path:
+def task(tmp_path: Path) -> Iterator[Path]:
     """A task whose image has files in the working folder."""
     settings_of("podman")
-    archive = tmp_path / "image.tar"
-    with tarfile.open(archive, "w") as made:
-        skeleton_files(made)
-        for name in ("app/tool", "app/deep/large"):
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(b"of the image"), 0o600
-            made.addfile(entry, io.BytesIO(b"of the image"))
-    subprocess.run(["podman", "import", str(archive), IMAGE], check=True, capture_output=True)
+    image = import_image("podman", "task", dict.fromkeys(("app/tool", "app/deep/large"), b"of the image"))
     folder = Path(shutil.copytree(DIGITS / "write-2", tmp_path / "write-2"))
-    (folder / "task.toml").write_text(f'[environment]\ndocker_image = "{IMAGE}"\n')
+    (folder / "task.toml").write_text(f'[environment]\ndocker_image = "{image}"\n')
     (folder / "environment" / "Dockerfile").write_text("FROM x\nWORKDIR /app\nCOPY absent /etc/file\nRUN make tool\n")
-    return folder
+    yield folder
+    made_of = podman("image", "inspect", "--format", "{{.Id}}", image)
+    for linked in podman("images", "--quiet", "asyncrl-links").split():
+        if podman("image", "inspect", "--format", "{{.Parent}}", linked) == made_of:
+            podman("rmi", "--force", linked)
+
+
+def podman(*words: str) -> str:
+    return subprocess.run(["podman", *words], check=False, capture_output=True, text=True).stdout.strip()
 
 
 async def work(task: Path, tokenizer: TaskTokenizer, settings: HarnessSettings, *replies: str) -> Life:

@@ -1,11 +1,12 @@
 """Sandboxes of tests."""
 
+import hashlib
+import io
 import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -53,28 +54,33 @@ async def prepared(kind: str, **options: Any) -> AsyncIterator[SandboxSettings]:
 @cache
 def skeleton(program: str) -> str:
     """Make an image without files, for which this machine's `/usr` is readable; returns its name."""
-    image = "asyncrl-tests:skeleton"
-    if shutil.which(program) is None:
-        return image
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder, "skeleton.tar")
-        with tarfile.open(archive, "w") as made:
-            skeleton_files(made)
-        subprocess.run([program, "import", str(archive), image], check=False, capture_output=True)
+    return import_image(program, "skeleton", {})
+
+
+def import_image(program: str, name: str, files: Mapping[str, bytes]) -> str:
+    """Make an image of folders, links and some files, unless there is an equal one; returns its name."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as made:
+        for folder in ("usr", "proc", "dev", "sys", "tmp", "run", "etc", "workspace"):
+            _add(made, folder, type=tarfile.DIRTYPE, mode=0o1777 if folder == "tmp" else 0o755)
+        for path in sorted(Path("/").iterdir()):
+            if path.is_symlink() and os.readlink(path).startswith("usr/"):
+                _add(made, path.name, type=tarfile.SYMTYPE, linkname=os.readlink(path))
+        for path, content in files.items():
+            _add(made, path, content, mode=0o600)
+    image = f"asyncrl-tests:{name}-{hashlib.sha256(data.getvalue()).hexdigest()[:12]}"
+    found = [program, "image", "inspect", image]
+    if shutil.which(program) and subprocess.run(found, check=False, capture_output=True).returncode:
+        subprocess.run([program, "import", "-", image], input=data.getvalue(), check=False, capture_output=True)
     return image
 
 
-def skeleton_files(archive: tarfile.TarFile) -> None:
-    """Write the folders and links of an image without files."""
-    for name in ("usr", "proc", "dev", "sys", "tmp", "run", "etc", "workspace"):
-        folder = tarfile.TarInfo(name)
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-        archive.addfile(folder)
-    for path in Path("/").iterdir():
-        if path.is_symlink() and os.readlink(path).startswith("usr/"):
-            link = tarfile.TarInfo(path.name)
-            link.type, link.linkname = tarfile.SYMTYPE, os.readlink(path)
-            archive.addfile(link)
+def _add(archive: tarfile.TarFile, name: str, content: bytes = b"", **about: Any) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    for key, value in about.items():
+        setattr(entry, key, value)
+    archive.addfile(entry, io.BytesIO(content))
 
 
 async def output_of(sandbox: Sandbox, command: Sequence[str], **options: Any) -> tuple[ExecResult, str]:
