@@ -110,9 +110,9 @@ class Topic(Generic[M]):
             return f"asyncrl.{run}.{self.name}.>"
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
 
-    def fence(self, run: str, key: str) -> str:
-        """The subjects of all messages about a key of its noun."""
-        return f"asyncrl.{run}.{self.name.partition('.')[0]}.*.{key}"
+    def fence(self, run: str, key: str, pool: str = "") -> str:
+        """The subjects of all messages about a key of its noun; arguments as of `subject`."""
+        return f"asyncrl.{run}.{self.name.partition('.')[0]}.*.{f'{pool}.' if pool else ''}{key}"
 
     def ingest(self, run: str, key: str = "") -> str:
         """The subject that one message is published to."""

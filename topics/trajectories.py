@@ -349,6 +349,7 @@ TRAJECTORY_PROGRESSED = Topic(
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
+    pooled=True,
 )
 PROGRESS_STORED = Topic(ProgressStored, TRAJECTORIES, ("rollout",), ("rollout", "supervisor"), key="log")
 TRAJECTORY_GENERATED = Topic(
@@ -359,6 +360,7 @@ TRAJECTORY_GENERATED = Topic(
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
+    pooled=True,
 )
 TRAJECTORY_SUBMITTED = Topic(
     TrajectorySubmitted,

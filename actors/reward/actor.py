@@ -23,6 +23,7 @@ from asyncrl.config.pools import version_of
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group
+from asyncrl.config.worker_pools import pool_of_task
 from asyncrl.judges.engine import EngineAsk
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.kinds import is_judged
@@ -36,6 +37,7 @@ from asyncrl.tracing import GRADE, traced
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
 from topics.ids import Stage
+from topics.roles import pool_of
 from topics.trajectories import (
     Outcome,
     Reference,
@@ -62,7 +64,9 @@ async def main(context: Context) -> None:
 async def _open_for_trajectories(context: Context, stack: AsyncExitStack) -> tuple[Callable[..., Any], int]:
     settings, graders = context.config.reward, dict[str, Grader]()
     ask = await _judge(context, stack)
-    tasks = [task for task in graded_tasks(context.config).values() if task.reward_scope == "trajectory"]
+    pool, known = pool_of(context.actor_id), graded_tasks(context.config).values()
+    tasks = [task for task in known if pool_of_task(context.config, "reward", task.name) == pool]
+    tasks = [task for task in tasks if task.reward_scope == "trajectory"]
     for function in {task.reward for task in tasks if task.reward}:
         if is_judged(function):
             graders[function] = await open_rubric(

@@ -17,7 +17,7 @@ from asyncrl.bus.publish import Fenced, attempt_of, publish, publish_if_latest
 from asyncrl.bus.pull import Position
 from topics.actors import HeldWork, Waiting
 from topics.ids import member_of, prompt_of
-from topics.prompts import LIVE_TASK
+from topics.prompts import LIVE_TASK, ONLY_TASK
 from topics.topic import Topic
 from topics.trajectories import TrajectoryFailed
 from topics.wire import Message
@@ -100,7 +100,7 @@ class Delivery(Generic[M]):
         with self.waiting(PUBLISHING):
             if self._context.bus.tables.topic_for(message).fenced:
                 reconnects = self._context.bus.reconnects
-                self.fence = await publish_if_latest(self._context.bus, message, self.fence)
+                self.fence = await publish_if_latest(self._context.bus, message, self.fence, task=self._task)
                 self._reconnects = reconnects
             else:
                 await publish(self._context.bus, message)
@@ -108,7 +108,13 @@ class Delivery(Generic[M]):
     async def newest(self, topic: Topic[Any]) -> Record | None:
         """Read the newest message inside the fence of the work, which a topic has."""
         bus = self._context.bus
-        return await read_newest(bus, topic.stream, topic.fence(bus.run, self.name))
+        pool = bus.tables.pool_name(topic, self._task)
+        return await read_newest(bus, topic.stream, topic.fence(bus.run, self.name, pool))
+
+    @property
+    def _task(self) -> str:
+        """The task of an issued prompt; the subjects of other work name no pool."""
+        return self.record.headers.get("task", ONLY_TASK)
 
     @property
     def holds_fence(self) -> bool:

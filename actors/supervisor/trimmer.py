@@ -30,7 +30,6 @@ from asyncrl.weights.files.store import FileStore
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import AdmissionPaused, AdmissionResumed, CheckpointRequested, StreamTrimmed, StreamTrimming
-from topics.table import QUEUES
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.wire import Headers, Message
@@ -154,9 +153,12 @@ class Trimmer:
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
             return None
-        info = await retry_until_deadline(self._bus, lambda: queue_info(self._bus, QUEUES["reward"]))
-        waits = info["num_pending"] or info["num_ack_pending"]
-        return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
+        ends = [fill.last]
+        for queue in self._bus.tables.queues_of("reward"):
+            info = await retry_until_deadline(self._bus, partial(queue_info, self._bus, queue))
+            if info["num_pending"] or info["num_ack_pending"]:
+                ends.append(int(info["ack_floor"]["stream_seq"]))
+        return min(ends) + 1
 
     async def _contained(self) -> int:
         """The step up to which batches are needed no more in a stream in which open work has no room left.
@@ -188,7 +190,8 @@ class Trimmer:
         run = self._bus.run
         some = [(PROGRESS_STORED.subject(run, log), below) for log, below in gone.logs.items()]
         for name, end in gone.ended.items():
-            some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
+            for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED):
+                some += [(subject, end) for subject in self._bus.tables.subjects(topic, run, name)]
         wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]
         return await purge(self._bus, TRAJECTORIES, [{"seq": gone.below}, *wanted])
 

@@ -122,7 +122,7 @@ async def send(bus: Bus, message: Message, lasts_s: int = 0) -> None:
 
 
 async def publish_if_latest(
-    bus: Bus, message: Message, expected: int, *, fence: str = "", headers: dict[str, str] | None = None
+    bus: Bus, message: Message, expected: int, *, fence: str = "", headers: dict[str, str] | None = None, task: str = ""
 ) -> int:
     """Publish into a fence: only if its newest message is the one with sequence `expected`.
 
@@ -130,6 +130,7 @@ async def publish_if_latest(
         expected: 0 for none.
         fence: subjects of its messages; "": of all about the message's key.
         headers: further headers.
+        task: of a message that names none.
 
     Raises:
         Fenced: the known message is no longer the newest, because another worker continued.
@@ -137,11 +138,12 @@ async def publish_if_latest(
     """
     topic = bus.tables.topic_for(message)
     body, key = await _body(bus, topic, message), topic.key_of(message)
-    fence = fence or topic.fence(bus.run, key)
+    pool = bus.tables.pool_name(topic, task) or _pool(bus, topic, message)
+    fence = fence or topic.fence(bus.run, key, pool)
     headers = _headers(topic, message, body) | (headers or {})
     headers |= {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
-        return await _store(bus, topic, topic.subject(bus.run, key, _pool(bus, topic, message)), body, headers)
+        return await _store(bus, topic, topic.subject(bus.run, key, pool), body, headers)
     except WrongSequence:
         # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
         newest = await read_newest(bus, topic.stream, fence)

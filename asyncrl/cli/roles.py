@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
         "are there serve them too",
     )
-    add_option(parser, "--actors CONFIG", "", "include the actors that this config names")
+    add_option(parser, "--actors CONFIG", "", "include the actors and the pools of this config")
     add_option(parser, "--url URL", "", f"server that these users log in to (at first: {DEFAULT_URL})")
     add_option(parser, "--tls-ca FILE", "", "certificates of the authority of that server, in PEM")
     add_option(parser, "--domain DOMAIN", "", "JetStream domain that has the streams, if leaf nodes connect several")

@@ -118,7 +118,7 @@ class _Growing:
 async def _follow(bus: Bus, growing: _Growing, name: str) -> None:
     """Print until the trajectory has a result or failed, or the run has ended."""
     newest = await read_last(bus, TRAJECTORY_PROGRESSED, name)
-    subjects = [TRAJECTORY_GENERATED.subject(bus.run, name), PROGRESS_STORED.pattern(bus.run)]
+    subjects = [*bus.tables.subjects(TRAJECTORY_GENERATED, bus.run, name), PROGRESS_STORED.pattern(bus.run)]
     listeners = [
         Listener(bus, TRAJECTORIES, growing.take, lambda *_: None, subjects=subjects),
         Listener(bus, GRADES, growing.take, lambda *_: None, subjects=[TRAJECTORY_FAILED.subject(bus.run, name)]),

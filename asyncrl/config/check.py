@@ -25,7 +25,7 @@ from asyncrl.config.settings import (
 from asyncrl.config.slots import slots_for
 from asyncrl.config.staged import as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task
-from asyncrl.config.worker_pools import check_pools
+from asyncrl.config.worker_pools import check_pools, reward_tables
 from asyncrl.data.procedural import RULES
 from asyncrl.environment_names import KINDS, ROLLOUT, EnvironmentCapability, environment_can, is_environment
 from asyncrl.ports import is_ip
@@ -229,7 +229,8 @@ def _limits(config: Config) -> Iterator[Finding]:
     limits = []
     tasks = graded_tasks(config).values()
     if any((reward := reward_of(task.reward)) and not reward.compares for task in tasks):
-        limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
+        own = {key: table.time_limit_s for key, table in reward_tables(config).items()}
+        limits += [(f"{key}.time_limit_s", limit_s, "reward") for key, limit_s in own.items()]
     if any(task.tournament for task in tasks):
         limits.append(("reward.tournament_limit_s", config.reward.tournament_limit_s, "tournament"))
     if any(task.rollout != "single_turn" for task in tasks):  # it has no tools

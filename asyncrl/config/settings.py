@@ -113,7 +113,6 @@ class RolloutSettings(Settings):
     opponent_engines: str = ""
     # Seconds one call of `context.tool` may take, unless it names another limit, before it has failed.
     tool_limit_s: Seconds = 120.0
-    # Further workers for some tasks alone; those of `rollout.workers` have all other tasks, the warm-up and live turns.
     pools: dict[PoolName, RolloutPoolSettings] = msgspec.field(default_factory=dict)
 
     @property

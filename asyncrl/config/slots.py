@@ -24,19 +24,19 @@ def first_slots(config: Config) -> int:
 def slots_for(config: Config, task: str) -> tuple[str, int]:
     """Return the table of the workers that have a task, and the slots of all of them at the start."""
     pool = pool_of_task(config, "rollout", task)
-    count, slots = pool_sizes(config).get(pool, config.rollout.workers), first_slots(config_of_pool(config, pool))
-    return pool.replace("-", ".pools."), count * slots
+    count = pool_sizes(config, "rollout").get(pool, config.rollout.workers)
+    return pool.replace("-", ".pools."), count * first_slots(config_of_pool(config, pool))
 
 
 def all_slots(config: Config) -> int:
     """Return the slots of the rollout workers of all pools at the start."""
-    sizes = {"rollout": config.rollout.workers} | pool_sizes(config)
+    sizes = {"rollout": config.rollout.workers} | pool_sizes(config, "rollout")
     return sum(count * first_slots(config_of_pool(config, pool)) for pool, count in sizes.items())
 
 
 def rollout_workers(config: Config) -> int:
     """Return the rollout workers of all pools at the start."""
-    return config.rollout.workers + sum(pool_sizes(config).values())
+    return config.rollout.workers + sum(pool_sizes(config, "rollout").values())
 
 
 def most_slots(config: Config, requests: int, *, sigma: float = USUAL_SIGMA) -> int:

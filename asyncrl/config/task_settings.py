@@ -13,6 +13,7 @@ from msgspec import Meta
 from asyncrl.algorithms.named import names
 from asyncrl.algorithms.tournaments import TOURNAMENTS
 from asyncrl.config.learner_settings import EstimatorName
+from asyncrl.config.pool_settings import PoolName, RewardPoolSettings
 from asyncrl.config.setting_types import (
     AdvantageName,
     AggregationName,
@@ -81,6 +82,7 @@ class RewardSettings(Settings):
     memory_mb: Count = 4096
     in_flight: Positive = 256  # Trajectories a reward worker holds at once.
     overlong: OverlongSettings = msgspec.field(default_factory=OverlongSettings)
+    pools: dict[PoolName, RewardPoolSettings] = msgspec.field(default_factory=dict)
 
 
 class CurriculumSettings(Settings):

@@ -13,9 +13,10 @@ from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.sandbox_settings import SandboxSettings
 from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config
+from asyncrl.config.task_settings import RewardSettings
 from topics.roles import WorkerPool, pool_of
 
-_OWN = {"rollout": ("slots", "tool_limit_s")}
+_OWN = {"rollout": ("slots", "tool_limit_s"), "reward": ("children", "time_limit_s", "memory_mb", "in_flight")}
 """Settings of a pool that replace those of the table of its role."""
 
 
@@ -34,9 +35,10 @@ def pools_in(settings: Mapping[str, Any]) -> list[WorkerPool]:
     ]
 
 
-def pool_sizes(config: Config) -> dict[str, int]:
-    """Return the processes of each pool at the start, by names such as `rollout-code`."""
-    return {f"{role}-{name}": own.workers for role in _OWN for name, own in getattr(config, role).pools.items()}
+def pool_sizes(config: Config, *roles: str) -> dict[str, int]:
+    """Return the processes of each pool of some roles, or of all, at the start, by names such as `rollout-code`."""
+    roles = roles or tuple(_OWN)
+    return {f"{role}-{name}": own.workers for role in roles for name, own in getattr(config, role).pools.items()}
 
 
 def config_of_pool(config: Config, pool: str) -> Config:
@@ -48,6 +50,17 @@ def config_of_pool(config: Config, pool: str) -> Config:
     return msgspec.structs.replace(
         config, **{role: msgspec.structs.replace(table, **given(table.pools[name], _OWN[role]))}
     )
+
+
+def reward_tables(config: Config) -> dict[str, RewardSettings]:
+    """Return the settings of the reward workers of each pool, by their tables."""
+    pools = {f"reward.pools.{name}": config_of_pool(config, f"reward-{name}").reward for name in config.reward.pools}
+    return {"reward": config.reward} | pools
+
+
+def reward_of_task(config: Config, task: str) -> RewardSettings:
+    """Return the settings of the reward workers that grade a task."""
+    return config_of_pool(config, pool_of_task(config, "reward", task)).reward
 
 
 def config_of_actor(config: Config, actor_id: str) -> Config:
@@ -86,15 +99,18 @@ def check_pools(config: Config) -> Iterator[Finding]:
     known, pools = graded_tasks(config), worker_pools(config)
     yield from _unfit_sandboxes(config)
     for pool in pools:
-        key = f"{pool.role}.pools.{pool.name}.tasks"
         if not pool.tasks:
-            yield Finding((key,), f"names no task, so that its workers have no work; known are {', '.join(known)}")
-        for task in pool.tasks:
-            if task not in known:
-                yield Finding((key,), f'names the task "{task}"; known are {", ".join(known)}')
-    for role in dict.fromkeys(pool.role for pool in pools):
-        named = [(task, pool.name) for pool in pools if pool.role == role for task in pool.tasks]
-        for task, count in Counter(task for task, _ in named).items():
-            if count > 1:
-                keys = tuple(dict.fromkeys(f"{role}.pools.{name}.tasks" for other, name in named if other == task))
-                yield Finding(keys, f'found the task "{task}" {count} times; name it once, in one pool of {role}')
+            message = f"names no task, so that its workers have no work; known are {', '.join(known)}"
+            yield Finding((_key(pool),), message)
+    for task in dict.fromkeys(task for pool in pools for task in pool.tasks):
+        having = [pool for pool in pools for name in pool.tasks if name == task]
+        role, count = Counter(pool.role for pool in having).most_common(1)[0]
+        keys = tuple(dict.fromkeys(_key(pool) for pool in having if pool.role == role or task not in known))
+        if task not in known:
+            yield Finding(keys, f'names the task "{task}"; known are {", ".join(known)}')
+        elif count > 1:
+            yield Finding(keys, f'found the task "{task}" {count} times; name it once, in one pool of {role}')
+
+
+def _key(pool: WorkerPool) -> str:
+    return f"{pool.role}.pools.{pool.name}.tasks"

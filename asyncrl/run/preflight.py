@@ -23,6 +23,7 @@ from asyncrl.config.live_settings import judge_kind
 from asyncrl.config.process_settings import placement_kind
 from asyncrl.config.settings import Config
 from asyncrl.config.trainers import trainer_kind
+from asyncrl.config.worker_pools import reward_of_task, reward_tables
 from asyncrl.environment_names import ROLLOUT
 from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
@@ -213,12 +214,21 @@ def _data(config: Config, base: Path) -> Iterator[Finding]:
         yield from plan(config, base).shortages() if not findings else ()
 
 
+def _limits(config: Config) -> Iterator[Finding]:
+    """Find limits of reward workers, of each pool, in which their functions cannot work."""
+    for table, own in reward_tables(config).items():
+        if 0 < own.memory_mb < _LEAST_MEMORY_MB:
+            message = f"found {own.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
+            yield Finding((f"{table}.memory_mb",), message)
+        if own.batch > own.in_flight:
+            message = f"found {own.batch}, but a worker holds {table}.in_flight = {own.in_flight}; expected no more"
+            yield Finding(("reward.batch", f"{table}.in_flight"), message)
+
+
 def _functions(config: Config, base: Path) -> Iterator[Finding]:
     """User functions are loaded where rewards run, with their limits: a file may print, hang or exit at its import."""
     reward = config.reward
-    if 0 < reward.memory_mb < _LEAST_MEMORY_MB:
-        message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
-        yield Finding(("reward.memory_mb",), message)
+    yield from _limits(config)
     asked: dict[tuple[str, ...], Setup] = {}
     for task in graded_tasks(config).values():
         keys, known = task.keys("reward"), reward_of(task.reward)
@@ -231,8 +241,8 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             how = reward_setup(
                 task.reward,
                 base=base,
-                time_limit_s=reward.time_limit_s,
-                memory_mb=reward.memory_mb,
+                time_limit_s=reward_of_task(config, task.name).time_limit_s,
+                memory_mb=reward_of_task(config, task.name).memory_mb,
                 batch=2 if task.reward_scope == "group" else reward.batch,
                 tournament=task.tournament,
             )
@@ -246,9 +256,6 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
     asked |= harness_setups(config, base, reward.time_limit_s) | tool_setups(config.tools, base)
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
-    if reward.batch > reward.in_flight:
-        message = f"found {reward.batch}, but a worker holds reward.in_flight = {reward.in_flight}; expected no more"
-        yield Finding(("reward.batch", "reward.in_flight"), message)
     yield from _not_loaded(asked)
 
 

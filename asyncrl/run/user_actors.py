@@ -43,7 +43,7 @@ def with_pools(tables: Tables, pools: Sequence[WorkerPool]) -> Tables:
     divided = {role.queue for role in BUILT_IN.roles if any(pool.role == role.name for pool in pools)}
     for role in tables.roles[len(BUILT_IN.roles) :]:
         if role.queue in divided:
-            words = f"its queue is {role.queue}, which the pools of the config divide"
+            words = f"its queue is {role.queue}, which the pools divide"
             raise ActorsError(f"actors: role {role.name}: {words}; subscribe to the topic, or have no pools")
     return tables.with_pools(pools)
 

@@ -9,6 +9,7 @@ from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.stream_capacity import MB, RESERVE_MB, store_limit
 from asyncrl.config.tasks import tasks_of
+from asyncrl.config.worker_pools import config_of_pool
 from asyncrl.engine.errors import LOGITS_NOT_FINITE
 from asyncrl.state.findings import finding
 from asyncrl.state.records import SILENT_S, Actor, Engine, anomaly_text
@@ -339,7 +340,6 @@ def hanging_rewards(state: RunState, ill: set[str], *, held_s: float) -> Iterato
         ill: actors whose reports are old.
         held_s: seconds without progress after which work hangs while nothing is trained.
     """
-    limits = state.config.reward
     for role in GRADERS:
         seen: set[str] = set()
         for actor, work in state.held(role):
@@ -347,13 +347,14 @@ def hanging_rewards(state: RunState, ill: set[str], *, held_s: float) -> Iterato
                 continue
             seen.add(actor.actor_id)
             done = int((actor.gauge("graded") or 0) + (actor.gauge("failed") or 0))
-            queue = state.queues.get(role, {})
+            pool = pool_of(actor.actor_id)
+            queue, limits = state.queues.get(pool, {}), config_of_pool(state.config, pool).reward
             limit = f"reward.time_limit_s is {limits.time_limit_s:g}"
             if role == "groupreward" and any(task.tournament for task in tasks_of(state.config).values()):
                 limit = f"reward.tournament_limit_s is {limits.tournament_limit_s:g}"
             evidence = (
                 f"grades {work.id}, which it has had for {work.held_s:.0f} s, {done:,} done before; "
-                f"{role} workers have {queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; {limit}"
+                f"{pool} workers have {queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; {limit}"
             )
             yield finding("reward hanging", actor.actor_id, evidence)
 

@@ -5,8 +5,10 @@ import pytest
 from asyncrl.config.load import load_config
 from asyncrl.config.slots import all_slots, slots_for
 from asyncrl.config.worker_pools import config_of_actor, worker_pools
+from asyncrl.run.user_actors import ActorsError, with_pools
 from harness.configs import SOUND, TWO_TASKS, the_problem
 from topics.prompts import PROMPT_ISSUED
+from topics.roles import Role, WorkerPool
 from topics.table import BUILT_IN
 
 POOLS = (
@@ -21,6 +23,9 @@ tasks = ["sums"]
 slots = 8
 tool_limit_s = 600
 sandbox = { memory_mb = 8192 }
+[reward.pools.code]
+workers = 2
+time_limit_s = 120
 """
 )
 
@@ -34,13 +39,23 @@ def test_a_pool_takes_what_it_leaves_out_from_the_settings_of_all_workers(writte
     assert other == config
     assert (slots_for(config, "sums"), slots_for(config, "words")) == (("rollout.pools.code", 32), ("rollout", 32))
     assert all_slots(config) == 64
+    grader = config_of_actor(config, "reward-code-1")
+    assert (grader.reward.time_limit_s, grader.reward.children, grader.rollout) == (120, 1, config.rollout)
+    assert [(pool.pool, pool.tasks) for pool in worker_pools(config)] == [
+        ("rollout-code", ("sums",)),
+        ("reward-code", ("sums",)),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [
         ("", "rollout.pools.code.tasks", "names no task, so that its workers have no work; known are words, sums"),
-        ("tasks = ['sumz']", "rollout.pools.code.tasks", 'names the task "sumz"; known are words, sums'),
+        (
+            "tasks = ['sumz']\n[reward.pools.code]\nworkers = 2",
+            "rollout.pools.code.tasks",
+            'names the task "sumz"; known are words, sums',
+        ),
         (
             "tasks = ['sums']\n[rollout.pools.more]\ntasks = ['words', 'sums']",
             "rollout.pools.code.tasks",
@@ -86,3 +101,22 @@ def test_a_prompt_is_in_the_queue_of_its_pool_alone(written):
             assert subject == patterns[queue].removesuffix("*") + key
             assert tables.topic_of(subject) is PROMPT_ISSUED
             assert subject in tables.subjects(PROMPT_ISSUED, "demo", key)
+    assert {queue.name: queue.pattern("demo") for queue in tables.queues_of("reward")} == {
+        "reward": "asyncrl.demo.trajectory.generated.*",
+        "reward-code": "asyncrl.demo.trajectory.generated.code.*",
+    }
+
+
+def test_an_actor_of_a_user_shares_no_messages_that_pools_divide():
+    tables = BUILT_IN.extended([(Role("critic", "worker", 4, queue="prompt.issued"), [])])
+
+    with_pools(tables, [WorkerPool("reward", "code", ("sums",))])
+    with pytest.raises(ActorsError, match=r"role critic: its queue is prompt\.issued, which the pools divide"):
+        with_pools(tables, [WorkerPool("rollout", "code", ("sums",))])
+
+
+def test_a_reward_pool_without_tasks_needs_a_rollout_pool_of_its_name(written):
+    problem = the_problem(written(TWO_TASKS + SOUND + "[reward.pools.code]\nworkers = 2\n"))
+
+    assert problem.key == "reward.pools.code.tasks"
+    assert problem.message.startswith("names no task, so that its workers have no work; known are words, sums")

@@ -3,6 +3,7 @@
 import msgspec
 
 from asyncrl.config.task_settings import RewardSettings
+from asyncrl.state.status import run_status
 from harness.folds import failure
 from harness.states import NOW_S, MadeState, work
 from topics.actors import ActorStarted, FleetScaled
@@ -67,3 +68,13 @@ def test_a_pool_that_was_scaled_to_0_is_found_while_the_run_trains():
 
     assert case.found() == [("no worker", "rollout-code")]
     assert case.evidence() == "7 wait in its queue; rollout-code was scaled to 0, none asks for work"
+
+
+def test_the_status_counts_the_processes_of_each_pool():
+    case = MadeState().publish(FleetScaled({"rollout-code": 2}))
+    for number in (1, 2):
+        case.publish(ActorStarted("rollout", f"rollout-code-{number}", "elsewhere", 1))
+
+    status = run_status(case.state, case.state.now_ns)
+    assert (status.pools["rollout"].live, status.pools["rollout-code"].live) == (1, 2)
+    assert (status.wanted["rollout"], status.wanted["rollout-code"]) == (1, 2)
