@@ -10,7 +10,7 @@ import base64
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -30,7 +30,9 @@ LIMITS = ("cores", "memory_mb", "disk_mb", "processes", "output_mb", "wall_s")
 """Settings that a worker sends."""
 
 STREAMS: dict[bytes, Stream] = {b"o": "stdout", b"e": "stderr"}
-"""Marks of frames of output; the frame of the result has `x`."""
+"""Marks of frames of output; the last frame has one of the following marks."""
+
+RESULT, FAULT = b"x", b"f"
 
 HEARTBEAT_S = 4.0
 _START_S, _CONNECT_S, _PORTS = 120.0, 10.0, 8
@@ -46,6 +48,7 @@ class HttpSandbox:
         self._held: aiohttp.ClientWebSocketResponse | None = None
         self._watching: asyncio.Task[None] | None = None
         self._tunnels: list[Tunnel] = []
+        self._requests: set[asyncio.Timeout] = set()
         self._path, self._fault = "", "is not started"
 
     async def start(self) -> None:
@@ -76,9 +79,21 @@ class HttpSandbox:
         async for _ in held:
             pass
         self._fault = self._fault or "failed: its server closed the connection"
+        for request in self._requests:  # a server that is frozen answers none
+            request.reschedule(asyncio.get_running_loop().time())
 
     def _url(self, path: str) -> str:
         return self._settings.url.rstrip("/") + path
+
+    @contextlib.asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
+        """End a block with a TimeoutError once the server has closed the connection."""
+        async with asyncio.timeout(None) as limit:
+            self._requests.add(limit)
+            try:
+                yield
+            finally:
+                self._requests.discard(limit)
 
     @contextlib.asynccontextmanager
     async def _asked(self, method: str, path: str, **options: Any) -> Any:
@@ -91,7 +106,10 @@ class HttpSandbox:
         if self._session is None or self._fault:
             raise SandboxError(f"the sandbox {self._fault}")
         try:
-            async with self._session.request(method, self._url(self._path + path), **options) as response:
+            async with (
+                self._limited(),
+                self._session.request(method, self._url(self._path + path), **options) as response,
+            ):
                 if response.status == 409:
                     raise FileRefused(await response.text())
                 if response.status != 200:
@@ -120,8 +138,12 @@ class HttpSandbox:
                 head = await response.content.readexactly(5)
                 body = await response.content.readexactly(int.from_bytes(head[1:], "big"))
                 if (stream := STREAMS.get(head[:1])) is None:
-                    return msgspec.json.decode(body, type=ExecResult)
+                    break
                 on_output(stream, body)
+            await response.read()  # its end, after which the connection serves other requests
+            if head[:1] == FAULT:
+                raise SandboxError(body.decode())
+            return msgspec.json.decode(body, type=ExecResult)
 
     async def put(self, path: str, data: bytes, *, executable: bool = False) -> None:
         check_path(path)

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from asyncrl.config.sandbox_settings import SandboxSettings
-from asyncrl.sandboxes.http import HEARTBEAT_S, LIMITS, STREAMS
+from asyncrl.sandboxes.http import FAULT, HEARTBEAT_S, LIMITS, RESULT, STREAMS
 from asyncrl.sandboxes.remote import sandbox_of
 from asyncrl.sandboxes.sandbox import FileRefused, Sandbox, SandboxError
 from asyncrl.sandboxes.tunnel import Carried
@@ -108,7 +108,11 @@ class SandboxServer:
         try:
             while piece := await pieces.get():
                 await response.write(piece)
-            await response.write(_frame(b"x", msgspec.json.encode(program.result())))
+            try:
+                last = _frame(RESULT, msgspec.json.encode(program.result()))
+            except SandboxError as error:  # the head of the answer is sent already
+                last = _frame(FAULT, str(error).encode())
+            await response.write(last)
         finally:
             program.cancel()  # its client is gone
             await asyncio.wait({program})

@@ -82,6 +82,11 @@ class Run:
         assert self.code is not None
         return self.code
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """Return whether its process has ended."""
+        return self._ending.done()
+
     async def reaches(self, condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
         """Wait for something in the middle of the run; fail aloud when it does not come, or the run ends before."""
         try:

@@ -5,12 +5,15 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 
 from asyncrl.config.sandbox_settings import SandboxSettings, sandbox_kind
 from asyncrl.ports import free_port
+from asyncrl.sandboxes import http
 from asyncrl.sandboxes.http import API_KEY, HttpSandbox
 from asyncrl.sandboxes.sandbox import SandboxError
+from harness.sandbox_kills import pool_in
 from harness.sandboxes import prepared, running, script, settings_of
 from harness.stage import until
 
@@ -57,6 +60,50 @@ async def test_a_server_that_ends_is_a_fault_of_the_sandbox():
     with pytest.raises(SandboxError, match="its server closed"):
         await script(sandbox, "true")
     await sandbox.destroy()
+
+
+async def test_a_sandbox_that_is_killed_in_a_program_is_a_fault_and_the_server_continues():
+    async with prepared("http") as settings:
+        sandbox, other = HttpSandbox(settings), HttpSandbox(settings)
+        before = {child.pid for child in psutil.Process().children()}
+        await sandbox.start()
+        [first] = [child for child in psutil.Process().children() if child.pid not in before]
+        program = asyncio.ensure_future(script(sandbox, f"sleep {WORD}"))
+        await until(lambda: bool(sleeping()), "its program runs")
+        first.kill()
+
+        with pytest.raises(SandboxError, match="the sandbox failed"):
+            await asyncio.wait_for(program, 60)
+        await other.start()
+        assert (await script(other, "echo works"))[1] == "works\n"
+        await sandbox.destroy()
+        await other.destroy()
+
+
+async def test_a_server_that_is_frozen_is_a_fault_of_the_sandbox(monkeypatch, tmp_path):
+    monkeypatch.setattr(http, "HEARTBEAT_S", 0.5)
+    async with pool_in(tmp_path) as pool:
+        await until(lambda: pool.server() is not None, "the server")
+        sandbox = await new_sandbox_at(pool.url)
+        program = asyncio.ensure_future(script(sandbox, f"sleep {WORD}"))
+        await until(lambda: bool(sleeping()), "its program runs")
+        pool.server().suspend()
+
+        with pytest.raises(SandboxError, match="its server closed the connection"):
+            await asyncio.wait_for(program, 60)
+        await sandbox.destroy()
+
+
+async def new_sandbox_at(url: str) -> HttpSandbox:
+    """Start a sandbox, once its server is there."""
+    async with asyncio.timeout(60):
+        while True:
+            sandbox = HttpSandbox(SandboxSettings(kind="http", url=url))
+            try:
+                await sandbox.start()
+                return sandbox
+            except SandboxError:
+                await asyncio.sleep(0.1)
 
 
 async def test_workers_cannot_raise_the_limits_of_the_server():
