@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.config.sandbox_settings import SANDBOXES
 from benchmarks.goals import Goal, goals_of
 from benchmarks.options import OPTIONS
 
@@ -47,6 +48,7 @@ NAMES = {
     "cost": "CPU time per trajectory with and without progress messages",
     "sinks": "CPU time per trajectory with all sinks and with none; size and time of a scrape",
     "sandbox": "starts of sandboxes per second, and milliseconds of a program in one",
+    "preparation": "share of busy slots while the setup of each row sleeps",
     "history": "logs of a long run: their size, and time and memory of its audit and its keepers' starts",
 }
 Figures = dict[str, float]
@@ -94,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, add in OPTIONS.items():
         add(parsers[name])
+    _add_preparation_options(parsers["preparation"])
     parsers["gateway"].add_argument("--turns", type=int, default=300, help="measured turns (default: 300)")
     parsers["gateway"].add_argument("--tokens", type=int, default=32, help="tokens of a reply (default: 32)")
     parsers["live"].add_argument("--rate", type=float, default=20.0, help="requests per second (default: 20)")
@@ -110,6 +113,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--gap", dest="gap_s", type=float, default=0.25, metavar="SECONDS", help=gap)
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
+
+
+def _add_preparation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=SANDBOXES, default="bubblewrap", help="default: bubblewrap")
+    parser.add_argument("--setup", type=float, default=30.0, help="seconds of a setup (default: 30)")
+    parser.add_argument("--work", type=float, default=10.0, help="seconds of a program (default: 10)")
+    parser.add_argument("--slots", type=int, default=4, help="rollout.slots (default: 4)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the window (default: 60)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -195,6 +195,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "recovery": _RECOVERY,
         "history": _HISTORY,
         "sandbox": _SANDBOX,
+        "preparation": {"slots_busy_share": Goal(0.95)},
         "gateway": _GATEWAY,
         "live": _LIVE,
         "sessions": _SESSIONS,

@@ -8,7 +8,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +123,9 @@ class _Host:
         raise BenchError("no session of this benchmark has an opponent")
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
 

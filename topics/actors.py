@@ -201,6 +201,7 @@ class Vitals(Message):
     held: list[HeldWork] = msgspec.field(default_factory=list)  # the oldest few
     doing: Activity = Activity()  # for how long is in values as `doing_s`
     denied: str = ""  # the newest refusal of the server, verbatim
+    sandbox_fault: str = ""  # of a rollout worker: why no sandbox starts; "" while they do
 
 
 class WorkIsolated(Message):

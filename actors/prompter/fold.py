@@ -11,7 +11,7 @@ from asyncrl.algorithms.lag import open_groups
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from asyncrl.config.slots import all_slots
+from asyncrl.config.slots import all_held
 from asyncrl.config.staged import Schedule
 from asyncrl.config.tasks import curricula_of, first_stages, largest_group, mastery_of
 from asyncrl.data.curriculum import Climb
@@ -96,7 +96,7 @@ class PrompterFold(Fold):
         self._publish_every = config.learner.publish_every
         self._trains = config.trains
         # Without a learner no lag bounds the open groups: twice the number that rollout workers hold keeps them busy.
-        self._slots = 2 * all_slots(config) // largest_group(config) + 1
+        self._slots = 2 * all_held(config) // largest_group(config) + 1
         self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
         self._config, self.mastery = config, mastery_of(config, None)  # its rows are known once the data is open

@@ -13,6 +13,7 @@ from actors.runtime.engines import open_fleet
 from actors.runtime.isolation import Isolation
 from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.routing import Cut, store_routing
+from asyncrl.config.harness_settings import harness_name
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
@@ -48,9 +49,12 @@ class Tools:
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
         self.tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self.toolbox = Toolbox(config.tools, context.files.base)
-        self.sandboxes = SandboxPool(config.sandbox)
+        self.sandboxes = SandboxPool(config.sandbox, context.vitals)
+        context.sandbox_fault = lambda: self.sandboxes.fault
         self.functions: dict[str, RolloutFunction] = {}  # by task
+        self.preparing: set[str] = set()  # tasks whose functions prepare a sandbox before they ask for a slot
         for name, task in graded_tasks(config).items():
+            self.preparing |= {name} if harness_name(task.rollout) else set()
             self.functions[name] = rollout_function(
                 task.rollout, context.files.base, config.harnesses, self.sandboxes.open
             )

@@ -82,6 +82,7 @@ class Context:
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
+    sandbox_fault: Callable[[], str] = str  # why the newest sandbox did not start
     handed: Callable[[Callable[[Msg], None]], Source] | None = None  # source of work other than a queue
     _doing: tuple[Activity, float] = (Activity(), 0.0)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
@@ -122,6 +123,7 @@ class Context:
             held=self.holding(),
             doing=doing,
             denied=self.bus.denied,
+            sandbox_fault=self.sandbox_fault()[:500],
         )
 
     def leave(self) -> None:

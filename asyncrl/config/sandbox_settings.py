@@ -47,7 +47,7 @@ class SandboxSettings(Settings):
     # Image of containers, which has a Python of at least 3.9 as `python3`; template of E2B, snapshot of Daytona, image
     # of a registry for Modal.
     image: str = ""
-    ttl_s: Seconds = 3600.0  # Seconds after which a service ends a sandbox, also if its worker is gone.
+    ttl_s: Seconds = 3600.0  # Seconds after which a service ends a sandbox, and a worker gives it no further use.
     url: str = ""  # Address of a server of sandboxes; its key is in the environment variable ASYNCRL_SANDBOX_KEY.
     trusted: bool = False  # Whether programs may do all that the user of the worker may do; `none` needs it.
     # Files and folders of the host that programs may also read, at the same absolute paths; not with `none`.
@@ -62,7 +62,11 @@ class SandboxSettings(Settings):
     processes: Annotated[int, Meta(ge=8)] = 128  # Processes and threads of a sandbox.
     output_mb: Positive = 1  # Output of one program, both streams together; a program that prints more is killed.
     wall_s: Seconds = 600.0  # Seconds after which a program is killed.
-    ready: Count = 0  # Sandboxes that each rollout worker starts ahead, so that no trajectory waits for a start.
+    # Trajectories that each rollout worker holds beyond its slots: their sandboxes are started and set up, or their
+    # tests run, while the programs of others work in the slots.
+    ready: Count = 0
+    starts: Positive = 8  # Sandboxes that a worker starts at once.
+    start_limit_s: Seconds = 120.0  # Seconds in which a worker asks again for a sandbox that does not start.
     # Times that a sandbox is used: for the work of one trajectory, or for its tests. Before each further use all
     # processes end and all files are removed, which takes a fraction of the time of a start. 1, and with `http` and
     # services: each use has a new one.

@@ -39,6 +39,17 @@ def rollout_workers(config: Config) -> int:
     return config.rollout.workers + sum(pool_sizes(config, "rollout").values())
 
 
+def held_at_once(config: Config) -> int:
+    """Return the trajectories that one rollout worker holds at its start, those that are prepared or graded too."""
+    return first_slots(config) + config.sandbox.ready
+
+
+def all_held(config: Config) -> int:
+    """Return the trajectories that the rollout workers of all pools hold at the start."""
+    sizes = {"rollout": config.rollout.workers} | pool_sizes(config)
+    return sum(count * held_at_once(config_of_pool(config, pool)) for pool, count in sizes.items())
+
+
 def most_slots(config: Config, requests: int, *, sigma: float = USUAL_SIGMA) -> int:
     """Return the most slots of one rollout worker with `rollout.slots = "auto"`.
 

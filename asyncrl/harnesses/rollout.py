@@ -17,6 +17,7 @@ from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.limits import within
 from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade, prepare
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
+from asyncrl.sandboxes.sandbox import Sandbox
 from topics.prompts import PromptRow
 
 
@@ -53,30 +54,43 @@ def harness_rollout(harness: Harness, settings: HarnessSettings, opened: OpenSan
         open_named = partial(opened, **named) if named else opened
         limit_s = min(settings.time_limit_s, task.limit_s or settings.time_limit_s)
         async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(open_named())
-            since = await prepare(sandbox, task)
-            again = settings.resume == "abandon"
-            endpoint, tools = context.endpoint(again=again), await context.tools(*settings.tools, again=again)
-            if settings.address != "none":
-                listening = await sandbox.listen() if settings.address == "sandbox" else None
-                await stack.enter_async_context(endpoint.listen(listening, tools if settings.tools else None))
-            attempt = Attempt(row, context, endpoint, sandbox, tools)
-            stack.enter_context(context.working(name))
-            fault = await within(harness.run(attempt), endpoint, limit_s)
-            if settings.tools:
-                context.outcome(metrics={"tool_calls": tools.calls, "tool_failures": tools.failures})
+            with context.working("sandbox"):
+                sandbox = await stack.enter_async_context(open_named())
+                since = await prepare(sandbox, task)
+            async with context.slot():
+                fault = await _run(harness, settings, (row, context, sandbox), limit_s)
             if fault and settings.at_failure == "drop":
                 raise HarnessFailed(fault)
             graded = Graded(settings.failure_reward, {}, "") if fault and settings.at_failure == "reward" else None
             if graded is None and not task.tests:
                 _tell(context, fault, None)
                 return
-            collected = await collect(sandbox, since)
+            with context.working(name):
+                collected = await collect(sandbox, since)
+        with context.working("tests"):
             graded = graded or await grade(open_named, task, collected)
         turns = context.turns if settings.address == "none" else 0  # a program may repeat calls, and make some at once
         _tell(context, fault, graded, diff=difference(task.files, collected.files), turns=turns)
 
     return rollout
+
+
+async def _run(
+    harness: Harness, settings: HarnessSettings, given: tuple[PromptRow, RolloutContext, Sandbox], limit_s: float
+) -> str:
+    """Let the program of a harness work on a row in a sandbox; returns why it failed, or ""."""
+    row, context, sandbox = given
+    again = settings.resume == "abandon"
+    async with AsyncExitStack() as stack:
+        endpoint, tools = context.endpoint(again=again), await context.tools(*settings.tools, again=again)
+        if settings.address != "none":
+            listening = await sandbox.listen() if settings.address == "sandbox" else None
+            await stack.enter_async_context(endpoint.listen(listening, tools if settings.tools else None))
+        stack.enter_context(context.working(type(harness).__name__.lower()))
+        fault = await within(harness.run(Attempt(row, context, endpoint, sandbox, tools)), endpoint, limit_s)
+    if settings.tools:
+        context.outcome(metrics={"tool_calls": tools.calls, "tool_failures": tools.failures})
+    return fault
 
 
 def _tell(context: RolloutContext, fault: str, graded: Graded | None, *, diff: str = "", turns: int = 0) -> None:

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -157,6 +157,10 @@ class RolloutContext:
         tokens, finish, *text = await self.tool("opponent", sample, asked, limits.max_new_tokens, limits.stop, seed)
         answer = Answer("", "", tokens=np.array(tokens, np.int32), finish=finish, done=True)
         return Generated(answer, self.tokenizer, *text)
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Work in one of the slots of the worker, once one is free: for functions that prepare a place before."""
+        return self._host.slot()
 
     def working(self, name: str) -> AbstractContextManager[None]:
         """Count a block as the work of a program that has its own time limit, so that the lease is kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from asyncrl.tools.server import Toolbox
@@ -37,6 +37,9 @@ class Host(Protocol):
 
     async def opponent(self, asked: Asked, limits: Limits) -> tuple[list[int], str, str]:
         """Return the tokens of a second model, how its answer ended, and its text; see `RolloutContext.opponent`."""
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Wait for one of the slots of the worker, and take it for a block."""
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """Suspends the lease's progress timeout for a call with its own limit."""

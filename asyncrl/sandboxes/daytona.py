@@ -24,10 +24,8 @@ class _Service:
         await self._sandbox.fs.upload_file(data, path)
 
     async def close(self) -> None:
-        try:
-            await self._client.delete(self._sandbox)
-        finally:
-            await self._client.close()
+        await self._client.delete(self._sandbox)
+        await self._client.close()
 
 
 class _Kind(ShellKind):

@@ -33,24 +33,30 @@ async def open_sandbox(
     Raises:
         SandboxError: it does not start.
     """
-    if image and SandboxCapability.IMAGES not in sandbox_kind(settings.kind).capabilities():
-        raise SandboxError(f"a row names the image {image}; sandboxes of kind {settings.kind} take no image of a row")
-    if image:
-        settings = msgspec.structs.replace(settings, image=image)
-    if links:
-        settings = msgspec.structs.replace(settings, links={**settings.links, **links})
-    sandbox = await start_sandbox(settings)
+    sandbox = await new_sandbox(settings_of_row(settings, links=links, image=image))
+    await sandbox.start()
     try:
         yield sandbox
     finally:
         await asyncio.shield(sandbox.destroy())
 
 
-async def start_sandbox(settings: SandboxSettings) -> Sandbox:
-    """Start a sandbox. The first one of a process ends what killed workers have left.
+def settings_of_row(settings: SandboxSettings, *, links: Mapping[str, str] | None, image: str) -> SandboxSettings:
+    """Return the settings of a sandbox with what a row names, as `open_sandbox` takes it.
 
     Raises:
-        SandboxError: it does not start.
+        SandboxError: sandboxes of this kind take no image of a row.
+    """
+    if image and SandboxCapability.IMAGES not in sandbox_kind(settings.kind).capabilities():
+        raise SandboxError(f"a row names the image {image}; sandboxes of kind {settings.kind} take no image of a row")
+    return msgspec.structs.replace(settings, image=image or settings.image, links={**settings.links, **(links or {})})
+
+
+async def new_sandbox(settings: SandboxSettings) -> Sandbox:
+    """Return a sandbox, not started. The first one of a process ends what killed workers have left.
+
+    Raises:
+        SandboxError: its kind cannot do what the settings ask for.
     """
     global _looked
     if not _looked:
@@ -62,7 +68,6 @@ async def start_sandbox(settings: SandboxSettings) -> Sandbox:
         raise SandboxError("its programs find no folder of the workspace at another path, such as /tests")
     if fault := await asyncio.to_thread(sandbox_kind(settings.kind).prepare, settings):
         raise SandboxError(fault)
-    await sandbox.start()
     return sandbox
 
 

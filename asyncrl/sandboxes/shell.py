@@ -5,7 +5,6 @@ Output comes when a program has ended, and programs cannot reach the worker.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import itertools
@@ -23,7 +22,7 @@ from asyncrl.sandboxes.sandbox import ExecResult, FileRefused, Limit, OnOutput, 
 
 _WORKSPACE, _OWN = "/tmp/workspace", "/tmp/.asyncrl"
 _MB = 1_000_000
-_OPENS, _FIRST_PAUSE_S, _CALL_S = 5, 1.0, 60.0
+_CALL_S = 60.0
 _TIMED_OUT = (124, 137)  # exit codes of `timeout`
 _SIGNAL = 128  # a shell adds it to the number of a signal
 _RUN = """mkdir -p {own} && cd {workspace} || exit 1
@@ -105,17 +104,11 @@ class ShellSandbox(UnreachableWorker):
         self._fault = "is not started"
 
     async def start(self) -> None:
-        for number in range(_OPENS):
-            if number:
-                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
-            try:
-                self._service = await self._kind.create(self._settings)
-                break
-            except Exception as error:  # noqa: BLE001 - each SDK has its own errors
-                reason = f"{type(error).__name__}: {error}"
-        else:
-            kind = self._settings.kind
-            raise SandboxError(f"a sandbox of kind {kind} does not start after {_OPENS} tries: {reason[:500]}")
+        try:
+            self._service = await self._kind.create(self._settings)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SandboxError(f"a sandbox of kind {self._settings.kind} does not start: {reason[:500]}") from error
         self._fault = ""
         try:
             await self._run(f"mkdir -p {_WORKSPACE} {_OWN}", _CALL_S)
@@ -124,7 +117,7 @@ class ShellSandbox(UnreachableWorker):
             raise
 
     async def _run(self, command: str, limit_s: float) -> str:
-        if self._service is None:
+        if self._service is None or self._fault:
             raise SandboxError(f"the sandbox {self._fault}")
         try:
             return await self._service.run(command, limit_s)
@@ -132,7 +125,7 @@ class ShellSandbox(UnreachableWorker):
             raise SandboxError(f"the sandbox {self._fault or f'failed: {type(error).__name__}: {error}'}") from error
 
     async def _write(self, path: str, data: bytes) -> None:
-        if self._service is None:
+        if self._service is None or self._fault:
             raise SandboxError(f"the sandbox {self._fault}")
         try:
             await self._service.write(path, data)
@@ -198,13 +191,13 @@ class ShellSandbox(UnreachableWorker):
         return rest
 
     async def destroy(self) -> None:
-        service, self._service = self._service, None
         self._fault = "was destroyed"
-        if service is not None:
+        if self._service is not None:
             try:
-                await service.close()
+                await self._service.close()
             except Exception as error:
                 raise SandboxError(f"a sandbox of kind {self._settings.kind} does not end: {error}") from error
+            self._service = None
 
 
 def _quoted(path: str) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.findings import finding
+from asyncrl.state.findings import BESIDE, finding
 from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, hanging_rewards
 from asyncrl.state.live_facts import live_faults
 from asyncrl.state.loads import queued
 from asyncrl.state.open_alerts import PAUSED
 from asyncrl.state.records import Actor, Engine, counted
 from asyncrl.state.run_state import RunState
+from asyncrl.state.sandbox_checks import pool_faults
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
 from topics.roles import pool_of, role_of
@@ -39,7 +40,7 @@ _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
 _FIRST_STEP_S = 600.0  # that the first steps may take while work advances
 _SLOW_ROW_S = 1.0  # a row that takes less does not hold up a run whose groups are dropped
-_BESIDE = ("dead letters", "clock off", "metrics unwritten")  # no process waits for these
+_PREPARED = Waiting("tool", "sandbox")  # its start and its setup have their own limits
 _WAITING = {
     "function": "in the rollout function",
     "engine": "{name}",
@@ -81,7 +82,7 @@ def diagnose(state: RunState) -> list[StallFound]:
         return found
     if (alert := state.paused_by) is not None:
         return [finding(PAUSED, alert.alert, f"raised at step {alert.step}: {alert.when}")]
-    found += [*faults(state), *live_faults(state), *_empty_pools(state)]
+    found += [*faults(state), *live_faults(state), *_empty_pools(state), *pool_faults(state)]
     awaited = state.version is not None and _servers_start(state)  # the warm-up needs no engines
     if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):
         found += _stall(state, found)
@@ -129,7 +130,7 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
         *_rollout(state, ill | {engine.engine_id for engine in compiling(state)}),
         *(() if _explains(known, "engine") else _version(state, ill)),
     ]
-    explained = found or any(one.cause not in _BESIDE for one in known)
+    explained = found or any(one.cause not in BESIDE for one in known)
     return found if explained or _recovers(state) else list(_credit(state))
 
 
@@ -299,7 +300,11 @@ def _late(
 
 def _waits_elsewhere(waiting: Waiting, ill: set[str]) -> bool:
     """Return whether work waits for something that has its own finding."""
-    return waiting.on in ("version", "turn") or (waiting.on in ("engine", "retry") and waiting.name in ill)
+    return (
+        waiting.on in ("version", "turn")
+        or waiting == _PREPARED
+        or (waiting.on in ("engine", "retry") and waiting.name in ill)
+    )
 
 
 def _group_size(state: RunState, trajectory_id: str) -> int:

@@ -32,6 +32,9 @@ ADVICE: dict[Cause, str] = {
     "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
     "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",
+    "sandbox pool empty": "raise sandbox.ready, or buffer.max_lag where fewer are held than may be, or add workers",
+    "sandbox pool throttled": "remove the named reason, or lower sandbox.starts or rollout.slots; workers ask again",
+    "sandbox pool leaking": "end them at the service by their owner label; sandbox.ttl_s ends them at the latest",
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
     "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
     "channel behind": "promote a newer version with `asyncrl weights promote`, or fork with a higher buffer.max_lag",
@@ -46,6 +49,9 @@ ADVICE: dict[Cause, str] = {
     "run failed": "fix the named fault (`asyncrl logs` has more), then continue with `asyncrl up --resume RUN`",
     "run killed": "continue with `asyncrl up --resume RUN`; `dmesg` names processes that ran out of memory",
 }
+
+BESIDE = ("dead letters", "clock off", "metrics unwritten", "sandbox pool empty", "sandbox pool leaking")
+"""Causes for which no process waits."""
 
 
 def finding(cause: Cause, object: str, evidence: str) -> StallFound:

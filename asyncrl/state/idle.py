@@ -42,5 +42,5 @@ def _taken(state: RunState) -> float:
     """Return the share of the rollout slots that have a trajectory."""
     workers = [actor for actor in state.of_role("rollout") if actor.live and actor.gauge("held") is not None]
     slots = sum(actor.gauge("slots") or first_slots(config_of_actor(state.config, actor.actor_id)) for actor in workers)
-    held = sum(actor.gauge("held") or 0.0 for actor in workers)
+    held = sum(max(0.0, (actor.gauge("held") or 0.0) - state.config.sandbox.ready) for actor in workers)
     return min(1.0, held / slots) if slots else 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.settings import Config
-from asyncrl.config.slots import first_slots
+from asyncrl.config.slots import held_at_once
 from asyncrl.config.tasks import largest_group
 from asyncrl.config.worker_pools import config_of_pool
 from asyncrl.state.run_state import RunState
@@ -92,4 +92,4 @@ def places_of(config: Config, pool: str) -> int:
     if pool == "groupreward":  # which are grades of groups
         return max(1, config.reward.in_flight // largest_group(config))
     own = config_of_pool(config, pool)
-    return {"rollout": first_slots(own), "judge": own.live.judge.in_flight}.get(role_of(pool), own.reward.in_flight)
+    return {"rollout": held_at_once(own), "judge": own.live.judge.in_flight}.get(role_of(pool), own.reward.in_flight)

@@ -233,7 +233,9 @@ def counted(count: int, noun: str) -> str:
     """`1 trajectory`, `2,000 trajectories`, `1 batch`, `2 batches`, `1 finding`, `2 findings`."""
     if count == 1:
         return f"1 {noun}"
-    stem, ending = (noun[:-1], "ies") if noun.endswith("y") else (noun, "es" if noun.endswith(("ch", "ss")) else "s")
+    stem, ending = (
+        (noun[:-1], "ies") if noun.endswith("y") else (noun, "es" if noun.endswith(("ch", "ss", "x")) else "s")
+    )
     return f"{count:,} {stem}{ending}"
 
 

@@ -61,6 +61,9 @@ class Host:
     def waiting(self, waits_for):
         return contextlib.nullcontext()
 
+    def slot(self):
+        return contextlib.nullcontext()
+
 
 class Life:
     """One run of a rollout function, from what earlier ones have published."""

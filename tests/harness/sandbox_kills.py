@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from asyncrl.ports import free_port
 from asyncrl.process import python, with_parent
@@ -66,6 +67,24 @@ class Pool:
         with suppress(psutil.NoSuchProcess):
             return self.server().children() if self.server() is not None else []
         return []
+
+    async def is_empty(self) -> None:
+        """Wait until no sandbox is left; fail with what is left after `LEFT_S`."""
+        left: list[str] = []
+        until_s = time.monotonic() + LEFT_S
+        while time.monotonic() < until_s:
+            left = [_line(process) for process in self.sandboxes()]
+            if not left:
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail(f"after {LEFT_S:g} s there are {left}")
+
+
+def _line(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess), process.oneshot():
+        below = [f"{one.pid} {one.status()}" for one in process.children(recursive=True)]
+        return f"{process.pid} {process.status()} since {time.time() - process.create_time():.1f} s, below {below}"
+    return ""
 
 
 @asynccontextmanager

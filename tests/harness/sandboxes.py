@@ -35,15 +35,19 @@ def settings_of(kind: str, **options: Any) -> SandboxSettings:
 
 
 @asynccontextmanager
-async def prepared(kind: str, **options: Any) -> AsyncIterator[SandboxSettings]:
-    """Settings of a kind, as `settings_of`; for `http` with a server of the sandboxes of this machine."""
+async def prepared(kind: str, *, port: int = 0, **options: Any) -> AsyncIterator[SandboxSettings]:
+    """Settings of a kind, as `settings_of`; for `http` with a server of the sandboxes of this machine.
+
+    Args:
+        port: of the server; 0: a free one.
+    """
     if kind != "http":
         yield settings_of(kind, **options)
         return
     server = SandboxServer(settings_of("bubblewrap", **options), key="", most=8)
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
-    port = free_port()
+    port = port or free_port()
     try:
         await web.TCPSite(runner, LOOPBACK, port).start()
         yield SandboxSettings(kind=kind, url=f"http://{LOOPBACK}:{port}", **options)

@@ -3,7 +3,7 @@
 import asyncio
 import string
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -108,6 +108,29 @@ async def test_a_killed_program_or_check_is_a_fault_of_the_sandbox(tokenizer):
     for settings in (killed, check):
         with pytest.raises(SandboxError, match="sh was killed, and had reached no limit of the sandbox"):
             await work(tokenizer, settings, "one")
+
+
+async def test_a_slot_is_taken_only_while_the_program_works(tokenizer):
+    settings, life, events = MiniSettings(), Life(tokenizer, most=64), []
+    life.host.written = Policy(tokenizer, "It is done.")
+
+    @asynccontextmanager
+    async def noted(name, place):
+        events.append(f"{name} begins")
+        async with place as value:
+            yield value
+        events.append(f"{name} ends")
+
+    life.host.slot = lambda: noted("slot", nullcontext())
+
+    def opened():
+        return noted("sandbox", open_sandbox(SANDBOX))
+
+    await life.run(partial(harness_rollout(harness_kind(settings).make(settings, Path()), settings, opened), ROW))
+
+    work, tests = ["sandbox begins", "slot begins", "slot ends", "sandbox ends"], ["sandbox begins", "sandbox ends"]
+    assert events == [*work, *tests]
+    assert life.context.outcome_given().reward == 0.0
 
 
 async def test_a_program_in_the_sandbox_finds_the_policy_by_its_environment(tokenizer):

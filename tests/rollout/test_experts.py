@@ -55,6 +55,9 @@ class Host:
     def waiting(self, waits_for):
         return contextlib.nullcontext()
 
+    def slot(self):
+        return contextlib.nullcontext()
+
 
 async def play(function, journal, lost=()):
     """The first byte of each row of each segment, and the host."""
