@@ -56,6 +56,7 @@ workers = 2
 slots = 6
 group_size = 4
 max_new_tokens = 8
+seeded = true
 [buffer]
 batch_groups = 2
 [workers]
