@@ -85,7 +85,7 @@ class LoraSettings(Settings):
     # each engine's host adds to `model`.
     publish: Literal["merged", "adapter"] = "merged"
     # Linear modules of every layer that have an adapter, by the last part of their names; `experts` stands for all
-    # projections of routed experts, with `publish = "merged"` and one rank.
+    # projections of routed experts, with `publish = "merged"`, and in the torch trainer one rank.
     targets: Annotated[list[_Projection], Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )

@@ -15,6 +15,7 @@ from asyncrl.data.model_dir import ModelError, ModelInfo, model_info
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import packs, read_family
+from asyncrl.training.megatron.lora_rows import adaptable
 
 if TYPE_CHECKING:
     from asyncrl.training.document_model import Arrangement
@@ -57,7 +58,8 @@ def _arrangement(path: Path, info: ModelInfo) -> Arrangement | None:
 
 def _trainers(path: Path, info: ModelInfo) -> dict[str, str]:
     """Return why trainers do not work, by their names; empty texts if they do."""
-    return {_torch(path, info): "", "megatron": _problem_of_megatron(path)}
+    found = {_torch(path, info): "", "megatron": _problem_of_megatron(path)}
+    return found if found["megatron"] else {**found, "LoRA with megatron": _problem_of_adapters(path)}
 
 
 def _torch(path: Path, info: ModelInfo) -> str:
@@ -77,6 +79,10 @@ def _problem_of_megatron(path: Path) -> str:
     except (ModelError, EngineError):
         return "no such family"
     return ""
+
+
+def _problem_of_adapters(path: Path) -> str:
+    return "" if "o_proj" in adaptable(*read_family(path)) else "not of latent attention"
 
 
 def _engines(path: Path, info: ModelInfo) -> dict[str, str]:

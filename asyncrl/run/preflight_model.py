@@ -129,14 +129,11 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _adapted_experts(learner: LearnerSettings) -> Iterator[Finding]:
-    """Refuse adapters of experts that are published alone, or on several ranks."""
+    """Refuse adapters of experts that are published alone."""
     lora = learner.lora
     if EXPERTS in lora.targets and lora.publish == "adapter":
         message = 'engines add no adapters to routed experts; set learner.lora.publish = "merged"'
         yield Finding(("learner.lora.targets", "learner.lora.publish"), message)
-    if EXPERTS in lora.targets and learner.ranks > 1:
-        message = f"adapters of experts are on one rank, found learner.ranks = {learner.ranks}; set 1"
-        yield Finding(("learner.lora.targets", "learner.ranks"), message)
 
 
 def _adaptable(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:

@@ -18,7 +18,7 @@ from asyncrl.data.model_dir import ModelError
 from asyncrl.weights.adapters import PEFT_PREFIX
 from asyncrl.weights.merging import added
 
-_SEED = 0  # of the initial matrices: every rank, and every start, has the same ones
+SEED = 0  # of the initial matrices: every rank, and every start, has the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,16 @@ class Lora:
         return msgspec.json.format(msgspec.json.encode(values))
 
 
+def drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Draw the first A of a projection, [rank, in], or of experts, [E, rank, in]."""
+    if len(shape) == 3:
+        bound: float = shape[-1] ** -0.5
+        return torch.empty(shape).uniform_(-1, 1, generator=generator) * bound
+    found = torch.empty(shape)
+    nn.init.kaiming_uniform_(found, a=math.sqrt(5), generator=generator)
+    return found
+
+
 class LoraLinear(nn.Linear):
     """A frozen projection W plus alpha / rank * B A. W keeps its name.
 
@@ -61,9 +71,7 @@ class LoraLinear(nn.Linear):
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self.scale = lora.scale
-        drawn = torch.empty(lora.rank, self.in_features)
-        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-        self.lora_A = nn.Parameter(drawn.to(base.weight))
+        self.lora_A = nn.Parameter(drawn((lora.rank, self.in_features), generator).to(base.weight))
         self.lora_B = nn.Parameter(base.weight.new_zeros(self.out_features, lora.rank))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -84,7 +92,8 @@ class _LoraExperts(nn.Module):
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """Compute the experts, with the adapters."""
-        self.lora_sums = {name: self.lora_sum(name) for name, one in self._parameters.items() if _has_experts(one)}
+        own = self._parameters
+        self.lora_sums = {name: self.lora_sum(name) for name in own if f"{name}_lora_A" in own}
         try:
             return super().forward(*arguments, **options)
         finally:
@@ -96,11 +105,6 @@ class _LoraExperts(nn.Module):
         weight, high, low = own[name], own[f"{name}_lora_B"], own[f"{name}_lora_A"]
         assert weight is not None and high is not None and low is not None
         return added(weight, high, low, self.lora_scale)
-
-
-def _has_experts(parameter: torch.Tensor | None) -> bool:
-    """Return whether a parameter of experts is a projection; those of adapters are trained."""
-    return parameter is not None and parameter.ndim == 3 and not parameter.requires_grad
 
 
 def _sum_of(name: str) -> property:
@@ -122,8 +126,8 @@ def _adapt_experts(module: Any, lora: Lora, generator: torch.Generator) -> None:
     for name in names:
         weight = getattr(module, name)
         experts, rows, columns = weight.shape
-        drawn = torch.empty(experts, lora.rank, columns).uniform_(-1, 1, generator=generator) * columns**-0.5
-        module.register_parameter(f"{name}_lora_A", nn.Parameter(drawn.to(weight)))
+        low = drawn((experts, lora.rank, columns), generator).to(weight)
+        module.register_parameter(f"{name}_lora_A", nn.Parameter(low))
         module.register_parameter(f"{name}_lora_B", nn.Parameter(weight.new_zeros(experts, rows, lora.rank)))
     own = type(module)
     module.lora_scale, module.lora_sums = lora.scale, {}
@@ -137,7 +141,7 @@ def add_adapters(model: nn.Module, lora: Lora) -> None:
         ModelError: the layers lack a target, or experts shall have adapters on several ranks.
     """
     model.requires_grad_(False)
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     found = set[str]()
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for name, module in linears.items():

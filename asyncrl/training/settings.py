@@ -9,6 +9,7 @@ from typing import Any, Literal
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import Quantisation, quantised_as
+from asyncrl.training.lora import Lora
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,12 @@ class TrainerSettings:
     eps: float = 1e-8
     teacher: Path | None = None  # directory of the model that fills the column `teacher`
     critic: Path | None = None  # directory of the model that the critic begins as
+    lora: Lora | None = None  # adapters that are trained instead of all weights
 
 
 def common_settings(config: Config, model: Path, base: Path) -> dict[str, Any]:
     """Return the fields of `TrainerSettings`."""
-    settings = config.learner
+    settings, lora = config.learner, config.learner.lora
     return {
         "device": settings.device,
         "dtype": settings.dtype,
@@ -54,6 +56,7 @@ def common_settings(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "quantised": quantised_as(model, config.weights.format),
         "teacher": base / settings.teacher.model if settings.teacher.model else None,
         "critic": _critic(config, model, base),
+        "lora": Lora(lora.rank, lora.alpha, tuple(lora.targets), lora.publish == "adapter") if lora.rank else None,
     }
 
 

@@ -149,7 +149,11 @@ def test_an_option_without_effect_is_refused():
         (["learner.trainer=megatron", "learner.moments=bfloat16"], "learner.moments", "has no moments"),
         (["learner.trainer=megatron", "learner.activations=0.9"], "learner.activations", "has no activations"),
         (["learner.moments=bfloat16", "learner.betas=[0.9, 0.999]"], "learner.betas", "at most 0.99"),
-        (["learner.trainer=megatron", "learner.lora.rank=4"], "learner.lora.rank", 'set learner.trainer = "torch"'),
+        (
+            ["learner.trainer=megatron", "learner.lora.rank=4", "learner.mtp_weight=0.1"],
+            "learner.mtp_weight",
+            "only adapters are trained; set 0",
+        ),
         (["learner.trainer=megatron", "learner.exchange=step"], "learner.exchange", "has no exchange"),
         (
             ["learner.share_prefixes=true", "learner.trainer=megatron"],

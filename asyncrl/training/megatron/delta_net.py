@@ -28,10 +28,12 @@ class _Product(nn.Module):
     def __init__(self, config: Any, *size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=config.params_dtype))
+        self.adapter: nn.Module | None = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the product."""
-        return linear(hidden, self.weight)
+        """Return the product, with its adapter."""
+        made = linear(hidden, self.weight)
+        return made if self.adapter is None else made + self.adapter(hidden)
 
 
 class _GatedNorm(nn.Module):

@@ -22,9 +22,11 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.training.lora import Lora
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.routing import replayed
+from asyncrl.weights.merging import added
 
 
 def _opened(gate_up: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -46,6 +48,25 @@ class Experts(nn.Module):
         self.gate_up = self._parameter(count, 2 * channels, hidden)
         self.down = self._parameter(count, hidden, channels)
         self.opened = _opened
+        self._scale = 0.0  # of adapters
+
+    def adapt(self, lora: Lora) -> None:
+        """Add an adapter to each projection, which is frozen."""
+        self._scale = lora.scale
+        for name in ("gate_up", "down"):
+            count, rows, columns = getattr(self, name).shape
+            low, high = self._parameter(count, lora.rank, columns), self._parameter(count, rows, lora.rank)
+            nn.init.zeros_(high)
+            for letter, one in (("A", low), ("B", high)):
+                one.data = one.to(self.gate_up.dtype)
+                self.register_parameter(f"{name}_lora_{letter}", one)
+
+    def sum_of(self, name: str) -> torch.Tensor:
+        """Return a projection of all own experts, with its adapter."""
+        held = self._parameters
+        weight, high, low = held[name], held.get(f"{name}_lora_B"), held.get(f"{name}_lora_A")
+        assert weight is not None
+        return weight if high is None or low is None else added(weight, high, low, self._scale)
 
     @staticmethod
     def _parameter(*shape: int) -> nn.Parameter:
@@ -70,8 +91,8 @@ class Experts(nn.Module):
         if not len(hidden):  # of this rank nothing is asked, but it takes part in the exchanges of gradients
             return hidden * shares.unsqueeze(-1).to(hidden.dtype)
         ends = counts.cumsum(0).int()
-        opened = self.opened(self._products(hidden, self.gate_up, ends), shares)
-        return self._products(opened, self.down, ends)
+        opened = self.opened(self._products(hidden, self.sum_of("gate_up"), ends), shares)
+        return self._products(opened, self.sum_of("down"), ends)
 
     def _products(self, hidden: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Multiply rows, of which each expert has those up to its end, by its matrix of `weight`, [E, out, in]."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.config.finding import Finding
+from asyncrl.config.learner_settings import EXPERTS
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.trainers import TrainerCapability, TrainerKind
 
@@ -20,7 +21,7 @@ class Megatron(TrainerKind):
     """Models of megatron-core, which ranks divide."""
 
     capabilities = frozenset({TrainerCapability.MODEL, TrainerCapability.PROCESSES, TrainerCapability.FP8})
-    settings = frozenset({"layout", "mtp_weight", "router_bias_rate"})
+    settings = frozenset({"layout", "mtp_weight", "router_bias_rate", "lora"})
 
     def open(self, config: Config, model: Path, base: Path) -> Trainer:
         from asyncrl.data.model_dir import ModelError
@@ -46,8 +47,10 @@ class Megatron(TrainerKind):
         return MegatronTrainer(model, own)
 
     def checks(self, learner: LearnerSettings) -> Iterator[Finding]:
-        """Find a number of ranks that the layout does not divide, and FP8 without a GPU."""
+        """Find a number of ranks that the layout does not divide, FP8 without a GPU, and what adapters exclude."""
         layout = learner.layout
+        if learner.lora.rank:
+            yield from _beside_adapters(learner)
         if learner.dtype == "fp8" and not learner.device.startswith("cuda"):
             message = f'found "fp8" with learner.device = "{learner.device}", expected "cuda"; change one'
             yield Finding(("learner.dtype", "learner.device"), message)
@@ -71,6 +74,19 @@ class Megatron(TrainerKind):
         from asyncrl.training.megatron.preflight import memory_lines
 
         yield from memory_lines(config, base)
+
+
+def _beside_adapters(learner: LearnerSettings) -> Iterator[Finding]:
+    """Find settings that cannot hold where adapters alone are trained."""
+    for key in ("mtp_weight", "router_bias_rate"):
+        if getattr(learner, key):
+            yield Finding((f"learner.{key}", "learner.lora.rank"), "only adapters are trained; set 0")
+    if learner.layout.expert_tensor > 1 and EXPERTS in learner.lora.targets:
+        message = "ranks do not share the adapters of an expert; set 1, or leave experts out"
+        yield Finding(("learner.layout.expert_tensor", "learner.lora.targets"), message)
+    if learner.layout.pipeline > 1 and learner.lora.publish == "adapter":
+        message = 'one rank writes an adapter, and stages hold parts of it; set 1, or learner.lora.publish = "merged"'
+        yield Finding(("learner.layout.pipeline", "learner.lora.publish"), message)
 
 
 KIND = Megatron()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,22 +84,27 @@ class Layer(TransformerLayer):  # type: ignore[misc]
     def _product(self, linear: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Return what one of the library's modules makes, with its bias."""
         if self.config.tensor_model_parallel_size > 1:
-            found: torch.Tensor = _exchanged(self.multiply, linear, hidden)
+            found: torch.Tensor = _exchanged(self._multiplied, linear, hidden)
             return found
-        return self.multiply(hidden, linear.weight, linear.bias)
+        return self._multiplied(linear, hidden, linear.bias)
+
+    def _multiplied(self, linear: Any, hidden: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product of what this rank has, with its adapter."""
+        made, adapter = self.multiply(hidden, linear.weight, bias), getattr(linear, "adapter", None)
+        return made if adapter is None else made + adapter(hidden)
 
     def _added(self, addition: Any, made: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = addition(self.training, False)((made, None), hidden, 0.0)
         return found
 
 
-def _exchanged(multiply: Multiply, linear: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _exchanged(multiply: Callable[..., torch.Tensor], linear: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return what a module makes that tensor-parallel ranks share, each of which has a part of the tokens.
 
     The library exchanges them outside what can be compiled: then each layer is many small graphs.
     """
     group = parallel_state.get_tensor_model_parallel_group()
     if isinstance(linear, ColumnParallelLinear):
-        return multiply(all_gather_tensor_autograd(hidden, 0, group), linear.weight, linear.bias)
-    made: torch.Tensor = reduce_scatter_tensor_autograd(multiply(hidden, linear.weight), "sum", 0, group)
+        return multiply(linear, all_gather_tensor_autograd(hidden, 0, group), linear.bias)
+    made: torch.Tensor = reduce_scatter_tensor_autograd(multiply(linear, hidden), "sum", 0, group)
     return made if linear.bias is None else made + linear.bias

@@ -74,6 +74,8 @@ class Trunk(GPTModel):  # type: ignore[misc]
         embedded, _, *rest = super()._preprocess(**options)
         if embedded is not None:  # with the strides that what layers make has: they are compiled once
             embedded = embedded.flatten(1).unsqueeze(1)
+            if torch.is_grad_enabled():  # else layers that are computed again have no gradient of their adapters
+                embedded.requires_grad_()
         return embedded, self.angles(packed_seq_params.positions), *rest
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor | None:

@@ -21,10 +21,11 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.base_trainer import WEIGHTS
 from asyncrl.training.host_copy import Source
+from asyncrl.training.lora import peft_name
 from asyncrl.training.megatron.experts import Corrections
 from asyncrl.training.megatron.mcore_patches import REPLICAS, optimizer_config
 from asyncrl.training.megatron.policy import MegatronPolicy
-from asyncrl.training.megatron.sharded_params import Place, Reading, is_no_head, is_trained
+from asyncrl.training.megatron.sharded_params import Once, Place, Reading, is_no_head, is_of_adapter, is_trained
 from asyncrl.training.model_optimizer import Stems, Update
 from asyncrl.training.tensor_files import TensorFiles
 
@@ -57,11 +58,14 @@ class MegatronOptimizer:
         self._parts, self._device = policy.parts, policy.device
         # Weights are the rounded masters, and else the masters themselves.
         self._rounded = policy.dtype != torch.float32
+        self._adapted = policy.lora is not None
         self._looks_ahead = policy.looks_ahead
         self._ahead = list(self._set_apart(policy))
         self._ahead_norm = 0.0
-        if self._rounded:
+        if self._rounded and policy.lora is None:
             self._take_masters(policy.directory, WEIGHTS, wanted=bool if policy.has_vocabulary else is_no_head)
+        for parameter, exact in policy.drawn.items():
+            self._set(parameter, MASTER, exact)
 
     def forget(self) -> None:
         for chunk in self.replicated:
@@ -105,8 +109,13 @@ class MegatronOptimizer:
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint; every rank makes the same list."""
-        masters = self._parts.spread(self._reading(MASTER) if self._rounded else Reading())
-        found = [Source(self._stems.weights, name, tensor, torch.float32) for name, tensor in masters]
+        exact, found = self.exact(), list[Source]()
+        for place in self._parts.places:
+            tensor = self._parts.gathering(place, exact) if is_trained(place) else self._parts.gathering(place)
+            stem, name = self._stems.weights, place.name
+            if is_of_adapter(place):
+                stem, name = self._stems.adapter, peft_name(name)
+            found.append(Source(stem, name, tensor, torch.float32))
         step = self._step()
         if step is None:
             return found
@@ -117,6 +126,14 @@ class MegatronOptimizer:
             Source(self._stems.state, f"step.{place.name}", step, step.dtype)
             for place in filter(is_trained, self._parts.places)
         ]
+
+    def exact(self) -> Reading:
+        """Return how trained weights are gathered before they are rounded."""
+        return self._reading(MASTER) if self._rounded else Reading()
+
+    def first_other(self, directory: Path) -> str:
+        """See `asyncrl.training.adapter_trainer.AdapterOptimizer`."""
+        return self._parts.first_other(directory, self._stems.weights)
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, and this rank's share of masters and moments."""
@@ -133,7 +150,7 @@ class MegatronOptimizer:
 
     def load(self, directory: Path) -> None:
         with TensorFiles(directory, self._stems.state) as files:
-            named = f"step.{self._parts.places[0].name}"
+            named = f"step.{next(filter(is_trained, self._parts.places)).name}"
             step = files[named] if named in files.names else None
         for one in self._optimizer.chained_optimizers:
             one.optimizer.state.clear()
@@ -142,31 +159,38 @@ class MegatronOptimizer:
                     for group in one.optimizer.param_groups:
                         group["lr"] = 0.0  # what makes the states is an update
                     one._init_optimizer_states_with_dummy_values()
-        if self._rounded:
+        if self._rounded and not self._adapted:
             self._take_masters(directory, self._stems.weights)
         else:
             self._parts.read(directory, self._stems.weights)
+        if self._adapted and any(directory.glob(f"{self._stems.adapter}*.safetensors")):
+            read = self._take_masters if self._rounded else self._parts.read
+            read(directory, self._stems.adapter, peft_name("{}"), wanted=is_of_adapter)
         if step is None:
             return
         for kind in MOMENTS:
-            for parameter, moment in self._whole(directory, self._stems.state, f"{kind}.", wanted=is_trained).items():
+            for parameter, moment in self._whole(
+                directory, self._stems.state, f"{kind}.{{}}", wanted=is_trained
+            ).items():
                 self._set(parameter, kind, moment)
         for one in self._optimizer.chained_optimizers:
             for state in one.optimizer.state.values():
                 state["step"] = step.to(self._device, copy=True)
 
-    def _take_masters(self, directory: Path, stem: str, *, wanted: Callable[[Place], bool] = bool) -> None:
-        for parameter, master in self._whole(directory, stem, wanted=wanted).items():
+    def _take_masters(
+        self, directory: Path, stem: str, name: str = "{}", *, wanted: Callable[[Place], bool] = bool
+    ) -> None:
+        for parameter, master in self._whole(directory, stem, name, wanted=wanted).items():
             self._set(parameter, MASTER, master)
             with torch.no_grad():
                 parameter.copy_(master)
 
     def _whole(
-        self, directory: Path, stem: str, prefix: str = "", *, wanted: Callable[[Place], bool]
+        self, directory: Path, stem: str, name: str, *, wanted: Callable[[Place], bool]
     ) -> dict[torch.Tensor, torch.Tensor]:
         """Read tensors of the shapes of this rank's parameters, in float32."""
         whole: dict[torch.Tensor, torch.Tensor] = {}
-        self._parts.read(directory, stem, prefix, partial(_memory, whole), wanted=wanted)
+        self._parts.read(directory, stem, name, partial(_memory, whole), wanted=wanted)
         return whole
 
     def _owned(self, parameter: torch.Tensor, kind: str) -> tuple[torch.Tensor | None, slice] | None:
@@ -197,7 +221,7 @@ class MegatronOptimizer:
 
     def _reading(self, kind: str) -> Reading:
         """Return how masters or moments are gathered."""
-        return Reading(_Once(partial(self._placed, kind)), summed=True)
+        return Reading(Once(partial(self._placed, kind)), summed=True)
 
     def _placed(self, kind: str, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of a master or moment in the shape of its parameter, zeros around it."""
@@ -210,19 +234,6 @@ class MegatronOptimizer:
         owned = self._owned(parameter, kind)
         if owned is not None and owned[0] is not None:
             owned[0].view(-1).copy_(value.view(-1)[owned[1]])
-
-
-class _Once:
-    """A moment, placed once for the tensors that follow one another in one parameter, as those of experts do."""
-
-    def __init__(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._place = place
-        self._known: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def __call__(self, parameter: torch.Tensor) -> torch.Tensor:
-        if self._known is None or self._known[0] is not parameter:
-            self._known = parameter, self._place(parameter)
-        return self._known[1]
 
 
 def _memory(whole: dict[torch.Tensor, torch.Tensor], parameter: torch.Tensor) -> torch.Tensor:

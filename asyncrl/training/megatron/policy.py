@@ -14,12 +14,14 @@ from torch import nn
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
+from asyncrl.training.lora import Lora
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.delta_net import use_kernels
 from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import ahead_problem, read_family
 from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.linear_precision import Multiply
+from asyncrl.training.megatron.lora import add_adapters, draw_adapters
 from asyncrl.training.megatron.mcore_patches import multiply_by
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parallel_config import Layout, Place
@@ -46,6 +48,7 @@ class Loading(NamedTuple):
     recompute: bool = False  # keep only layer inputs for the backward pass
     ahead: bool = False  # with the layer that predicts the token after the next one
     multiply: Multiply | None = None  # of its linear layers; None: in the type of their weights
+    lora: Lora | None = None  # adapters, which alone are trained
 
 
 class MegatronPolicy:
@@ -75,14 +78,18 @@ class MegatronPolicy:
         self._hidden_size, self._tied, self.looks_ahead = shape.hidden, shape.tied, shape.ahead
         self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=how.recompute, values=values)
         self.model = nn.ModuleList(self.chunks)
+        self.lora = how.lora
+        if how.lora is not None:
+            add_adapters(self.chunks, family, shape, layout, how.lora)
         if how.multiply is not None:
             multiply_by(how.multiply, self.model)
         if device.type == "cuda":
             self.model.to(device)
             if shape.delta and dtype != torch.float32:
                 use_kernels(self.model, directory)
-        self.parts = Parts(self.chunks, family, shape, layout, values=values)
+        self.parts = Parts(self.chunks, family, shape, layout, values=values, lora=how.lora)
         self.parts.read(directory, "model", wanted=is_no_head if values else bool)
+        self.drawn = {} if how.lora is None else draw_adapters(self.parts)
         if how.compiled:
             for layer in (layer for layer in self.model.modules() if isinstance(layer, Layer)):
                 layer.compile()

@@ -17,6 +17,7 @@ from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import ahead_problem, qwen3, read_family
+from asyncrl.training.megatron.lora_rows import adapter_problem
 from asyncrl.training.megatron.memory import Training, rank_memory
 from asyncrl.training.megatron.parallel_config import layout_of
 
@@ -56,8 +57,10 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _unlike(learner: LearnerSettings, path: Path) -> Iterator[Finding]:
-    """Return whether the model has the parts to train in addition to its layers."""
-    _, shape = read_family(path)
+    """Return whether the model has the parts to train in addition to its layers, or instead."""
+    family, shape = read_family(path)
+    if learner.lora.rank and (problem := adapter_problem(family, shape, learner.lora.targets)):
+        yield Finding(("learner.lora.targets", "learner.trainer"), f"{path}: {problem}")
     if learner.mtp_weight and (problem := ahead_problem(path, shape)):
         yield Finding(("learner.mtp_weight", "model.path"), f"{path}: {problem}; set 0")
     if learner.router_bias_rate and not (shape.experts and shape.experts.corrected):
@@ -68,6 +71,8 @@ def _unlike(learner: LearnerSettings, path: Path) -> Iterator[Finding]:
 def memory_lines(config: Config, base: Path) -> Iterator[str]:
     """Estimate the memory of the fullest rank, of a model that was checked before."""
     learner = config.learner
+    if learner.lora.rank:
+        return
     family, shape = (
         read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config.model.create))
     )

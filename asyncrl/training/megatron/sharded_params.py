@@ -14,8 +14,10 @@ from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.checkpoint import OtherModel
+from asyncrl.training.lora import Lora
+from asyncrl.training.megatron.lora_rows import adapted_rows
 from asyncrl.training.megatron.parallel_config import Layout
-from asyncrl.training.megatron.weight_map import EMBEDDING, HEAD, NUMBERED, Family, Rule
+from asyncrl.training.megatron.weight_map import EMBEDDING, HEAD, NUMBERED, Family, Row, Rule
 from asyncrl.training.tensor_files import TensorFiles
 
 Read: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -44,6 +46,19 @@ class Reading(NamedTuple):
     read: Read = _itself  # from a parameter of this rank
     dtype: torch.dtype = torch.float32
     summed: bool = False  # over the replicas, each of which has a share of it and zeros else
+
+
+class Once:
+    """A moment or sum, made once for the tensors that follow one another in one parameter, as those of experts do."""
+
+    def __init__(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._place = place
+        self._known: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, parameter: torch.Tensor) -> torch.Tensor:
+        if self._known is None or self._known[0] is not parameter:
+            self._known = parameter, self._place(parameter)
+        return self._known[1]
 
 
 _AS_IT_IS = Reading()
@@ -76,11 +91,19 @@ class Parts:
     """The table of a family over the chunks of one rank's stage."""
 
     def __init__(
-        self, chunks: Sequence[nn.Module], family: Family, shape: ModelConfig, layout: Layout, *, values: bool = False
+        self,
+        chunks: Sequence[nn.Module],
+        family: Family,
+        shape: ModelConfig,
+        layout: Layout,
+        *,
+        values: bool = False,
+        lora: Lora | None = None,
     ) -> None:
         """
         Args:
             values: whether the head gives one number, and not the vocabulary.
+            lora: adapters that the chunks have.
         """
         self._shape, self._layout, self._values = shape, layout, values
         self._own: list[dict[str, torch.Tensor]] = [
@@ -89,15 +112,18 @@ class Parts:
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
         state = parallel_state
         own, of_experts = state.get_tensor_model_parallel_rank(), state.get_expert_tensor_parallel_rank()
-        self._peers = (  # of experts the second
+        self._peers = (  # of an expert the second, of all experts together the third
             _Peers(own, layout.tensor, state.get_tensor_model_parallel_group()),
             _Peers(of_experts, layout.expert_tensor, state.get_expert_tensor_parallel_group()),
+            _Peers(state.get_expert_model_parallel_rank(), layout.expert, state.get_expert_model_parallel_group()),
         )
         self._replicas = (
             parallel_state.get_data_parallel_group(with_context_parallel=True),
             parallel_state.get_expert_data_parallel_group(),
         )
-        self.places = list(self._places(family))
+        rows = family.rows(shape)
+        rows = rows if lora is None else adapted_rows(rows, shape, lora.targets, lora.rank)
+        self.places = list(self._places(rows))
         dense = (place for place in self.places if place.expert_rank is None)  # experts mark themselves
         divided = {place.parameter: place.rule.split for place in dense if place.rule.split is not None}
         for parameter, split in divided.items():
@@ -107,8 +133,8 @@ class Parts:
                 set_tensor_model_parallel_attributes(parameter, True, split, 1)
         self.device = next(chunks[0].parameters()).device
 
-    def _places(self, family: Family) -> Iterator[Place]:
-        for row in family.rows(self._shape):
+    def _places(self, rows: Iterator[Row]) -> Iterator[Place]:
+        for row in rows:
             rule, size = row.rule, row.size
             if self._values and row.name == HEAD:
                 rule, size = rule._replace(split=None), (1, self._shape.hidden)
@@ -133,13 +159,21 @@ class Parts:
     def spread(self, reading: Reading = _AS_IT_IS) -> Iterator[tuple[str, Spread]]:
         """Every tensor by name, in the order of the model; buffers are read directly."""
         for place in self.places:
-            yield place.name, Spread(self, place, reading if place.rule.trained else _AS_IT_IS)
+            yield place.name, self.gathering(place, reading if place.rule.trained else _AS_IT_IS)
+
+    def gathering(self, place: Place, reading: Reading = _AS_IT_IS) -> Spread:
+        """Return what belongs to a tensor, to be gathered."""
+        return Spread(self, place, reading)
+
+    def share(self, place: Place, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a tensor, which its number of peers divides."""
+        peers, split = self._peers_of(place), place.rule.split
+        return whole if split is None else whole.chunk(peers.size, split)[peers.rank].contiguous()
 
     def trained(self, reading: Reading) -> Iterator[tuple[str, Spread]]:
         """Yield what belongs to every tensor that is trained."""
-        for place in self.places:
-            if place.rule.trained:
-                yield place.name, Spread(self, place, reading)
+        for place in filter(is_trained, self.places):
+            yield place.name, Spread(self, place, reading)
 
     def holders(self, place: Place) -> Sequence[int]:
         """Return the ranks that have any of a tensor."""
@@ -153,7 +187,7 @@ class Parts:
         divided = split is not None and peers.size > 1
         # Whose replica the one that gathers is: of a divided tensor its rank with the same part.
         own = to // peers.size * peers.size + peers.rank if divided else to
-        replicas = self._replicas[place.expert_rank is not None]
+        replicas = self._replicas[place.expert_rank is not None or place.rule.stacks]
         sums = reading.summed and dist.get_world_size(replicas) > 1 and own in dist.get_process_group_ranks(replicas)
         if rank != own and not sums:
             return None
@@ -172,7 +206,7 @@ class Parts:
         return found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
 
     def _peers_of(self, place: Place) -> _Peers:
-        return self._peers[place.expert_rank is not None]
+        return self._peers[2 if place.rule.stacks else place.expert_rank is not None]
 
     def _local(self, place: Place) -> tuple[int, ...]:
         """Shape of a rank's part."""
@@ -194,16 +228,16 @@ class Parts:
         self,
         directory: Path,
         stem: str,
-        prefix: str = "",
+        name: str = "{}",
         into: Read = _itself,
         *,
         wanted: Callable[[Place], bool] = bool,
     ) -> None:
-        """Read this rank's part of every tensor, and no more.
+        """Read this rank's part of every tensor, and no more. What the files lack of adapters stays.
 
         Args:
             stem: of the files.
-            prefix: of the names in them.
+            name: in them, with `{}` for that of the tensor.
             into: from a parameter of this rank to the tensor of its shape that is filled.
             wanted: selects tensors; otherwise all are read.
 
@@ -214,23 +248,37 @@ class Parts:
         """
         with TensorFiles(directory, stem) as files:
             for place in filter(wanted, self.places):
-                if place.ahead and prefix + place.name not in files.names:
+                if (place.ahead or place.rule.adapter) and name.format(place.name) not in files.names:
                     continue  # a checkpoint of a trainer that does not train this layer: keep the model's
-                found = files.shape(prefix + place.name)
+                found = files.shape(name.format(place.name))
                 if found != place.shape:
                     raise OtherModel(
-                        f"{directory}: {prefix}{place.name} has shape {found}, the model has {place.shape}; "
+                        f"{directory}: {name.format(place.name)} has shape {found}, the model has {place.shape}; "
                         "a checkpoint continues only the model it was made from"
                     )
                 if place.parameter is not None:
-                    self._fill(place.rule.part(into(place.parameter), self._shape), place, files, prefix)
+                    self._fill(place.rule.part(into(place.parameter), self._shape), place, files, name)
             tied = self._own[-1].get("output_layer.weight")
             if self._shape.tied and tied is not None:  # the last of several stages has a copy of the embedding
                 place = next(place for place in self.places if place.name == EMBEDDING)
-                self._fill(into(tied), place, files, prefix)
+                if wanted(place):
+                    self._fill(into(tied), place, files, name)
 
-    def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, prefix: str) -> None:
-        local, split, name = self._local(place), place.rule.split or 0, prefix + place.name
+    @torch.no_grad()
+    def first_other(self, directory: Path, stem: str) -> str:
+        """Return the name of a frozen tensor of this rank that differs from a model's; empty if there are none."""
+        with TensorFiles(directory, stem) as files:
+            for place in self.places:
+                if place.rule.frozen and place.parameter is not None:
+                    own = place.rule.part(place.parameter, self._shape)
+                    found = torch.zeros_like(own)
+                    self._fill(found, place, files, "{}")
+                    if not torch.equal(found, own):
+                        return place.name
+        return ""
+
+    def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, named: str) -> None:
+        local, split, name = self._local(place), place.rule.split or 0, named.format(place.name)
         rank = self._peers_of(place).rank if place.rule.split is not None else 0
         found, start = [], 0
         for whole, own in zip(self._sections(place), self._own_sections(place), strict=True):
@@ -251,7 +299,12 @@ def is_no_head(place: Place) -> bool:
 
 def is_trained(place: Place) -> bool:
     """Return whether a tensor is trained."""
-    return place.rule.trained
+    return place.rule.trained and not place.rule.frozen
+
+
+def is_of_adapter(place: Place) -> bool:
+    """Return whether a tensor is one of an adapter."""
+    return place.rule.adapter
 
 
 def _joined(parts: list[torch.Tensor], split: int, sections: list[int]) -> torch.Tensor:

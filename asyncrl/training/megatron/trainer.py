@@ -16,13 +16,15 @@ from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.algorithms.value_loss import value_loss
 from asyncrl.data.quantisation import config_of
-from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer
+from asyncrl.training.adapter_trainer import AdapterTrainer
+from asyncrl.training.base_trainer import STATE, WEIGHTS
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import COLUMNS, STEMS, Critic
 from asyncrl.training.disk_names import stored
 from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.megatron.linear_precision import multiply_of
+from asyncrl.training.megatron.lora import merged_sources
 from asyncrl.training.megatron.mcore_patches import around, join, prepare
 from asyncrl.training.megatron.optimizer import MegatronOptimizer
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
@@ -35,6 +37,7 @@ from asyncrl.training.passes import Passes
 from asyncrl.training.passthrough_weights import PassthroughWeights
 from asyncrl.training.reference import NONE, STEM, VERSION, Reference
 from asyncrl.training.tensor_files import TensorFiles
+from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG
 from topics.batches import Objective
 
 
@@ -83,7 +86,7 @@ class MegatronReference(Reference):
                 self._version = files[VERSION]
 
 
-class MegatronTrainer(BaseTrainer):
+class MegatronTrainer(AdapterTrainer):
     """See `Trainer`. Ranks of one replica give `step` the same rows."""
 
     settings: MegatronSettings
@@ -97,7 +100,8 @@ class MegatronTrainer(BaseTrainer):
         """
         self.settings = settings or MegatronSettings()
         torch.set_num_threads(self.settings.threads)
-        self.source, self.beside_state = directory, {}
+        lora = self.settings.lora
+        self.source, self.beside_state = directory, {} if lora is None else {ADAPTER_CONFIG: lora.config()}
         self.form = self.settings.quantised
         self.config = config_of(directory, self.form)
         self.device = torch.device(self.settings.device)
@@ -117,14 +121,15 @@ class MegatronTrainer(BaseTrainer):
         multiply = multiply_of(self.settings.dtype, self.device)
         frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled, multiply=multiply)
         trained, weight = frozen._replace(recompute=self.settings.recompute), self.settings.mtp_weight
-        self._policy = MegatronPolicy(directory, trained._replace(ahead=weight > 0.0))
+        lora = self.settings.lora
+        self._policy = MegatronPolicy(directory, trained._replace(ahead=weight > 0.0, lora=lora))
         self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         self._policy.replays = self.replays or self.records
         self._own = MegatronOptimizer(
             self._policy,
             eps=self.settings.eps,
-            stems=Stems(WEIGHTS, STATE),
+            stems=Stems(WEIGHTS, STATE, ADAPTER),
             router_bias_rate=self.settings.router_bias_rate,
         )
         self._passes = Passes(
@@ -134,7 +139,9 @@ class MegatronTrainer(BaseTrainer):
         )
         self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout, weight)
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
-        self._reference = MegatronReference(self._policy, partial(MegatronPolicy, directory, frozen))
+        self._reference = MegatronReference(
+            self._policy, partial(MegatronPolicy, directory, frozen._replace(lora=lora))
+        )
         self.scorers = {"proximal": self._policy, "reference": self._reference}
         self._contexts = {"model": self._policy.context}
         if self.settings.teacher is not None:
@@ -146,7 +153,9 @@ class MegatronTrainer(BaseTrainer):
             self._critic = MegatronCritic(values, self.settings, self._passes)
             self.scorers["values"], self._contexts["critic"] = values, values.context
         copied = partial(HostCopy, self.device, rank=dist.get_rank(), ranks=dist.get_world_size())
-        self._copies = copied(shares=self.settings.shares), copied()
+        whole = {ADAPTER} if self.settings.layout.pipeline == 1 else set[str]()  # the file of an adapter
+        self._copies = copied(shares=self.settings.shares, whole=whole), copied(whole=whole)
+        self._publish_adapters()
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Let the library run on this trainer's device."""
@@ -156,6 +165,10 @@ class MegatronTrainer(BaseTrainer):
         return self._schedule.gradient(batches, loss.needs, partial(_loss, loss)), self._own.norm()
 
     def _weights(self) -> list[Source]:
+        if (lora := self.settings.lora) is not None:
+            return list(
+                merged_sources(self._policy.parts, self._policy.model, self._dtype, self._own.exact(), lora.scale)
+            )
         spread = self._policy.parts.spread(Reading(dtype=self._dtype))
         return [Source(WEIGHTS, name, tensor, tensor.dtype) for name, tensor in spread]
 

@@ -38,6 +38,9 @@ class Rule(NamedTuple):
     part: Part = lambda parameter, _: parameter
     sections: Size | None = None  # lengths of tensors along the divided dimension, each of which is divided separately
     trained: bool = True  # else it is a buffer, in float32 everywhere
+    frozen: bool = False  # only adapters are trained
+    adapter: bool = False
+    stacks: bool = False  # experts along the first dimension, of which each rank has some
 
 
 Rows: TypeAlias = Mapping[str, Rule]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.config.finding import Finding
+from asyncrl.config.learner_settings import EXPERTS
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.trainers import TrainerCapability, TrainerKind
@@ -26,11 +27,10 @@ class Torch(TrainerKind):
     )
 
     def open(self, config: Config, model: Path, base: Path) -> Trainer:
-        from asyncrl.training.lora import Lora
         from asyncrl.training.settings import common_settings
         from asyncrl.training.torch.trainer import TorchSettings, TorchTrainer
 
-        learner, lora = config.learner, config.learner.lora
+        learner = config.learner
         own = TorchSettings(
             **common_settings(config, model, base),
             activations=learner.activations,
@@ -40,12 +40,11 @@ class Torch(TrainerKind):
             moments=learner.moments,
             context=learner.layout.context,
             share_prefixes=learner.share_prefixes,
-            lora=Lora(lora.rank, lora.alpha, tuple(lora.targets), lora.publish == "adapter") if lora.rank else None,
         )
         return TorchTrainer(model, own)
 
     def checks(self, learner: LearnerSettings) -> Iterator[Finding]:
-        """Find divisions that only other trainers have, and what ranks that share tokens do not."""
+        """Find divisions that only other trainers have, and what several ranks cannot do."""
         context, own = learner.layout.context, f'the trainer "{learner.trainer}"'
         if others := [key for key in changed_keys(learner.layout) if key != "context"]:
             message = f'{own} has only context; leave out {", ".join(others)}, or set learner.trainer = "megatron"'
@@ -60,6 +59,9 @@ class Torch(TrainerKind):
             if found and context > 1:
                 message = f"{own} cannot do so where ranks share tokens (context = {context}); set {wanted}"
                 yield Finding((f"learner.{key}", "learner.layout.context"), message)
+        if learner.lora.rank and EXPERTS in learner.lora.targets and learner.ranks > 1:
+            message = f"adapters of experts are on one rank, found learner.ranks = {learner.ranks}; set 1"
+            yield Finding(("learner.lora.targets", "learner.ranks"), message)
 
     def preflight(self, config: Config, base: Path) -> Iterator[Finding]:
         """Find models of which ranks cannot share the tokens."""

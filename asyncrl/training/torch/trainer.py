@@ -19,14 +19,15 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
-from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer, on_device
+from asyncrl.training.adapter_trainer import AdapterTrainer
+from asyncrl.training.base_trainer import STATE, WEIGHTS, on_device
 from asyncrl.training.context_parallel.exchange import share_tokens
 from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk_names import stored
 from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
-from asyncrl.training.lora import Lora, with_adapters
+from asyncrl.training.lora import with_adapters
 from asyncrl.training.model_optimizer import ModelOptimizer, Stems
 from asyncrl.training.passes import Passes
 from asyncrl.training.passthrough_weights import PassthroughWeights
@@ -35,8 +36,7 @@ from asyncrl.training.reference import Reference
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.sharding import Exchange
 from asyncrl.training.torch.first_rows import first_rows
-from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG, BaseModel, PublishedAdapter, digest_of_model
-from asyncrl.weights.directories import CheckpointError
+from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG
 from topics.batches import Objective
 
 
@@ -47,14 +47,13 @@ class TorchSettings(TrainerSettings):
     activations: float = 1.0  # share of what compiled layers would keep for the backward pass
     offload_activations: bool = False  # recompute layers, whose inputs are in host memory meanwhile
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
-    lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
     exact_head: bool = False  # the head multiplies in float32
     context: int = 1  # ranks that share the tokens of each row
     share_prefixes: bool = False  # compute first tokens that rows have in common once
 
 
-class TorchTrainer(BaseTrainer):
+class TorchTrainer(AdapterTrainer):
     """See `Trainer`."""
 
     settings: TorchSettings
@@ -115,9 +114,7 @@ class TorchTrainer(BaseTrainer):
         ranks = self._passes.processes
         copied = partial(HostCopy, self.device, rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, whole={ADAPTER})
         self._copies = copied(shares=self.settings.shares), copied()
-        self._moved = ""  # name of a frozen weight that is not the model's
-        if lora is not None and lora.published:
-            self.adapter = self._adapter(lora)
+        self._publish_adapters()
 
     @on_device
     def compile_for(self, objective: Objective) -> None:
@@ -160,31 +157,3 @@ class TorchTrainer(BaseTrainer):
             dtype = self._dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
             found += self._policy.names.divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
         return found
-
-    def _adapter(self, lora: Lora) -> PublishedAdapter:
-        assert self.source is not None
-        sources = super()._sources(whole=True)
-        kept = [one.name for one in sources if one.dtype != self._dtype]
-        dtype = str(self._dtype).removeprefix("torch.")
-        return PublishedAdapter(BaseModel(digest_of_model(self.source), dtype, kept), lora.config())
-
-    def _sources(self, *, whole: bool) -> list[Source]:
-        if whole or self.adapter is None:
-            return super()._sources(whole=whole)
-        if self._moved:
-            raise CheckpointError(
-                f"{self._moved} has other values than in {self.source}, to which engines would add the adapter: "
-                "it was trained before there were adapters, or the files have changed since; "
-                'put them back, or set learner.lora.publish = "merged"'
-            )
-        return [one for one in self._own.sources() if one.stem == ADAPTER]
-
-    def load(self, directory: Path) -> None:
-        super().load(directory)
-        if self.adapter is not None:
-            assert self.source is not None
-            self._moved = self._own.first_other(self.source)
-            if (ranks := self._passes.processes) > 1:  # each compares its shards; all are to say the same
-                found = [""] * ranks
-                dist.all_gather_object(found, self._moved)
-                self._moved = max(found)

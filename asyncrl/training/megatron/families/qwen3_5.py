@@ -48,6 +48,7 @@ def _heads(shape: ModelConfig) -> tuple[int, ...]:
 
 
 _DELTA_NET: Rows = {
+    "linear_attn.out_proj.weight": Rule("self_attention.out_proj.weight", lambda s: (s.hidden, _values(s)), 1),
     "linear_attn.in_proj_qkv.weight": Rule(
         "self_attention.in_proj_qkv.weight", lambda s: (sum(_mixed(s)), s.hidden), 0, sections=_mixed
     ),
@@ -60,7 +61,6 @@ _DELTA_NET: Rows = {
     "linear_attn.A_log": Rule("self_attention.A_log", _heads, 0),
     "linear_attn.dt_bias": Rule("self_attention.dt_bias", _heads, 0),
     "linear_attn.norm.weight": Rule("self_attention.norm.weight", lambda s: (_delta(s).value_dim,)),
-    "linear_attn.out_proj.weight": Rule("self_attention.out_proj.weight", lambda s: (s.hidden, _values(s)), 1),
 }
 
 _GATED_QUERIES: Rows = {
