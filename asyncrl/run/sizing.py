@@ -19,7 +19,16 @@ from asyncrl.bus.layout import layout_of
 from asyncrl.bus.provision import UNLIMITED, equal_sizes, held_bytes, provision
 from asyncrl.config.finding import Finding
 from asyncrl.config.settings import Config, ModelSettings
-from asyncrl.config.stream_capacity import CHECKPOINT_SHARE, MB, RESERVE_MB, Needs, counted, created_parameters, needs
+from asyncrl.config.stream_capacity import (
+    CHECKPOINT_SHARE,
+    MB,
+    RESERVE_MB,
+    Needs,
+    counted,
+    created_parameters,
+    needs,
+    store_limit,
+)
 from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, count_parameters, model_info
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
@@ -53,11 +62,11 @@ class Plan(NamedTuple):
 
     @property
     def payload_limit(self) -> int:
-        """Bytes that each stream of tokens may hold: as given, or at most half of the room."""
+        """Bytes that each stream of tokens may hold: as given, or at most a quarter of the room."""
         given, need = self.config.nats.stream_max_mb * MB, self.needs
         if given or self.config.nats.keep == "run":
             return given or UNLIMITED
-        return math.floor(max(need.tokens, min(need.ample, (self.room - need.logs) / 2)))
+        return math.floor(max(need.tokens, min(need.ample, (self.room - need.logs) / 4)))
 
     def shortages(self, log: int = 0) -> Iterator[Finding]:
         """Return why a run with these settings cannot reach its end.
@@ -224,6 +233,7 @@ async def _provisioned(bus: Bus, config: Config, payload: int) -> dict[str, int]
     turns = config.gateway.turns_mb if config.gateway.count else 1
     sizes = equal_sizes(payload_mb=1, ledger_mb=config.nats.ledger_max_mb or UNLIMITED, tables=bus.tables)
     sizes |= {TRAJECTORIES.name: payload, BLOBS.name: payload, WEIGHTS.name: UNLIMITED, TURNS.name: turns * MB}
-    sizes |= {stream.name: size * MB for stream, size in _RINGS.items()}
+    most = store_limit(config.nats) // 8 or math.inf
+    sizes |= {stream.name: math.floor(min(size * MB, most)) for stream, size in _RINGS.items()}
     await provision(bus, sizes, lease_s=config.workers.lease_s, layout=layout_of(config.nats))
     return sizes

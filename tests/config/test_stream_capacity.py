@@ -21,7 +21,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.config.load import load_config
 from asyncrl.config.settings import Config, LearnerSettings
-from asyncrl.config.stream_capacity import MB, PAUSE_SHARE, Needs, needs
+from asyncrl.config.stream_capacity import MB, PAUSE_SHARE, Needs, needs, store_limit
 from asyncrl.errors import LaunchError
 from asyncrl.ports import free_port
 from asyncrl.run.preflight import check_surroundings
@@ -145,7 +145,7 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_raise(setting: str, step
         assert part in found.message
 
 
-def test_a_stream_of_tokens_takes_at_most_half_of_a_small_disk():
+def test_a_stream_of_tokens_takes_a_part_of_a_small_disk():
     need = needs(Config(), 100)
     least, most = (
         Plan(Config(), 100, need, Path("/"), need.files + room * MB).payload_limit for room in (300, 1_000_000)
@@ -239,6 +239,28 @@ async def test_a_run_that_was_stopped_at_a_full_log_resumes_only_with_more_room(
         await provision_sized(bus, config, tmp_path, tmp_path)
     config.nats.ledger_max_mb = 2
     await provision_sized(bus, config, tmp_path, tmp_path)
+
+
+async def test_a_run_that_fits_into_a_small_part_of_the_disk_gets_its_streams(tmp_path: Path):
+    config = config_of(
+        run="a-run",
+        directory=str(tmp_path),
+        nats={"disk_max_mb": 60},
+        buffer={"batch_groups": 8},
+        rollout={"group_size": 4},
+        learner={"steps": 60},
+    )
+    server = EmbeddedServer(tmp_path / "a-run")
+    server.most_bytes = store_limit(config.nats)
+    try:
+        bus = await Bus.connect(await server.start(), "a-run")
+        sizes = await provision_sized(bus, config, tmp_path, server.directory)
+        await bus.close()
+    finally:
+        await server.stop()
+
+    assert 0 < sizes["DEAD"] < 10 * MB
+    assert sum(sizes[name] for name in ("TRAJECTORIES", "BLOBS", "DEAD", "HISTORY")) < 50 * MB
 
 
 async def test_a_server_whose_streams_may_take_no_more_of_the_disk_takes_messages_again_with_more_room(tmp_path: Path):
