@@ -31,9 +31,9 @@ def model(tmp_path_factory):
     return directory
 
 
-def checked(folder: Path):
+def checked(folder: Path, further: str = ""):
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": "ab", "label": "a"}) + "\n")
-    (folder / "config.toml").write_text(CONFIG)
+    (folder / "config.toml").write_text(CONFIG + further)
     return check(folder / "config.toml")
 
 
@@ -99,6 +99,16 @@ def test_a_model_that_cannot_be_trained_is_one_clear_error(model, tmp_path, chan
         read_transformers_config(tmp_path / "model")
     [problem] = checked(tmp_path).problems
     assert "model.path" in problem.key
+
+
+def test_ranks_that_share_tokens_need_full_attention_and_the_layer_that_lacks_it_is_named(model, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+
+    [problem] = checked(tmp_path, "learner.ranks = 2\nlearner.layout.context = 2\n").problems
+
+    assert "learner.layout.context" in problem.key
+    assert "ranks share the tokens of full attention alone" in problem.message
+    assert problem.message.endswith("has Olmo3Attention with a sliding window; set learner.layout.context = 1")
 
 
 def test_weights_of_another_model_are_refused_by_the_name_of_a_tensor(model, tmp_path):

@@ -32,6 +32,19 @@ def test_the_estimate_is_near_the_peaks_that_were_measured_on_a_card():
     assert found == [pytest.approx(31, rel=0.06), pytest.approx(103, rel=0.03)]
 
 
+def test_the_estimate_of_a_long_row_is_near_its_peaks_on_one_and_on_two_gpus():
+    """A row of 131,072 tokens with recomputation, then with its activations in host memory, on one GPU and on two."""
+    shape, parameters = qwen3(1024, 3072, 28, 16), 596_049_920
+
+    found = [
+        sum(torch_memory(shape, parameters, Learning(ranks, 131072 // ranks, 8, 0.99, True, offloads, once=ranks > 1)))
+        for ranks in (1, 2)
+        for offloads in (False, True)
+    ]
+
+    assert [one / GIB for one in found] == pytest.approx([21.4, 16.2, 13.7, 10.4], rel=0.06)
+
+
 def test_each_setting_takes_what_it_says():
     shape, parameters = qwen3(2560, 9728, 36, 32), 4_022_468_096
     plain = Learning(1, 8192, 8, 1.0, False)
