@@ -60,6 +60,8 @@ class SandboxServer:
             return web.Response(status=409, text=str(error))
         except SandboxError as error:
             return web.Response(status=410, text=str(error))
+        except ConnectionResetError:  # the client is gone, and reads no answer
+            return web.Response()
         except (msgspec.DecodeError, KeyError, ValueError) as error:
             return web.Response(status=400, text=f"{type(error).__name__}: {error}")
         return response

@@ -21,6 +21,7 @@ from asyncrl.sandboxes.output import ProgramOutput
 from asyncrl.sandboxes.sandbox import ExecResult, FileRefused, Limit, OnOutput, SandboxError
 
 _START_S, _END_S, _EMPTY_S = 60.0, 10.0, 5.0
+_LEAVE_S = 1.0  # for its first process, which has nothing to save
 _PACKET, _FD = 1 << 16, 4
 _MB = 1_000_000
 _NOT_STARTED: dict[int, Limit] = {errno.EAGAIN: "processes"}
@@ -209,7 +210,7 @@ class ServedSandbox:
         groups, self._groups = self._groups, None
         if process is not None:
             try:
-                await asyncio.to_thread(process.wait, _END_S)
+                await asyncio.to_thread(process.wait, _LEAVE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 await asyncio.to_thread(process.wait)

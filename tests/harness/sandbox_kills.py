@@ -65,7 +65,8 @@ class Pool:
     def sandboxes(self) -> list[psutil.Process]:
         """Return the first processes of all sandboxes."""
         with suppress(psutil.NoSuchProcess):
-            return self.server().children() if self.server() is not None else []
+            children = self.server().children() if self.server() is not None else []
+            return [child for child in children if "--die-with-parent" in _words(child)]
         return []
 
     async def is_empty(self) -> None:
@@ -80,10 +81,18 @@ class Pool:
         pytest.fail(f"after {LEFT_S:g} s there are {left}")
 
 
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):  # it has just ended
+        return process.cmdline()
+    return []
+
+
 def _line(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess), process.oneshot():
         below = [f"{one.pid} {one.status()}" for one in process.children(recursive=True)]
-        return f"{process.pid} {process.status()} since {time.time() - process.create_time():.1f} s, below {below}"
+        waits = Path(f"/proc/{process.pid}/wchan").read_text()
+        age_s = time.time() - process.create_time()
+        return f"{process.cmdline()[:4]} {process.status()} in {waits} for {age_s:.1f} s, above {below}"
     return ""
 
 
