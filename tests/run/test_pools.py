@@ -32,9 +32,11 @@ time_limit_s = 20.0
 [buffer]
 batch_groups = 6
 [learner]
-steps = 4
+steps = 3
 [eval]
 prompts = 4
+[workers]
+lease_s = 2.0
 [nats]
 keep = "run"
 """
