@@ -54,6 +54,7 @@ def with_free_port(tmp_path: Path) -> Path:
 async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
     own = [f"run={recipe}"] + (ON_A_CPU if recipe == "two-gpus" else [f"model.path={talker}"])
     own += [f"gateway.port={free_port()}"] if recipe == "online" else ["eval.prompts=4"]
+    own += ["sandbox.kind=none", "sandbox.trusted=true"] if recipe == "coder" else []
     own += [f"learner.teacher.model={talker}"] if recipe == "distil" else []
     folder = with_free_port(tmp_path) if recipe == "judge" else RECIPES / recipe
     async with up(tmp_path, *SMALL, *own, config=str(folder / "recipe.toml")) as run:
