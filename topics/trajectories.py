@@ -83,7 +83,7 @@ def count_versions(segments: list[Segment]) -> list[VersionCount]:
 class Answer(msgspec.Struct, omit_defaults=True):
     """One recorded answer of a rollout's context: a `generate`, a tool, a clock, a random number, an outcome."""
 
-    call: str  # "generate", "tool:NAME", "time", "random", "outcome"
+    call: str  # "generate", "tool:NAME", "time", "random", "outcome", "snapshot"
     inputs: str  # xxh3 of the inputs: a replay must ask the same
     done: bool = True  # False: an unfinished generation with its tokens so far
     result: bytes = b""  # MessagePack of what a tool, clock or die answered, or of an outcome

@@ -17,6 +17,8 @@ class HarnessSettings(Settings, tag_field="kind"):
 
     address: ClassVar[Address] = "sandbox"
     """Where its program reaches the endpoint: inside the sandbox, in the worker, or not over HTTP."""
+    sessions: ClassVar[bool] = False
+    """Whether its program continues a session from files of the workspace."""
 
     # Seconds of an attempt, without those in which it waits for the policy.
     time_limit_s: Seconds = 600.0
@@ -25,14 +27,21 @@ class HarnessSettings(Settings, tag_field="kind"):
     at_failure: Literal["grade", "drop", "reward"] = "grade"
     failure_reward: float = 0.0  # Reward of a failed attempt with `at_failure = "reward"`.
     # How a trajectory continues on another worker. `rerun`: the program starts again, and equal calls get the recorded
-    # answers; `abandon`: all is sampled again.
-    resume: Literal["rerun", "abandon"] = "rerun"
+    # answers; `abandon`: all is sampled again; `snapshot`: the program continues its session by its own flag, in the
+    # workspace as it was before its newest call (`command`, `claude-code`).
+    resume: Literal["rerun", "abandon", "snapshot"] = "rerun"
     # Tables `[tools.NAME]` whose tools the policy may call. `mini` declares them in the prompt; a program gets an MCP
     # server with them, `python` the argument `tools`.
     tools: list[str] = msgspec.field(default_factory=list)
 
     def problem(self) -> str:
         """Return why these settings cannot work, or ""."""
+        if self.resume == "snapshot" and not self.sessions:
+            return 'its program continues no session from files; expected resume = "rerun" or "abandon"'
+        return self.own_problem()
+
+    def own_problem(self) -> str:
+        """Return why settings of this kind alone cannot work, or ""."""
         return ""
 
 
@@ -54,17 +63,27 @@ class CommandSettings(HarnessSettings, tag="command"):
     name the policy. Standard input is the prompt of the row.
     """
 
+    sessions: ClassVar[bool] = True
+
     # Program and arguments; `{prompt}` in an argument is the prompt of the row.
     command: list[str] = msgspec.field(default_factory=list)
+    # Program and arguments that continue a session, with `resume = "snapshot"`; standard input is then empty.
+    resume_command: list[str] = msgspec.field(default_factory=list)
     environment: dict[str, str] = msgspec.field(default_factory=dict)  # Further variables of the program.
     files: dict[str, str] = msgspec.field(default_factory=dict)  # Further files of the workspace: texts by their paths.
 
-    def problem(self) -> str:
-        return "" if self.command else "command is empty; expected a program and its arguments"
+    def own_problem(self) -> str:
+        if not self.command:
+            return "command is empty; expected a program and its arguments"
+        if self.resume == "snapshot" and not self.resume_command:
+            return 'resume = "snapshot" needs resume_command, by which the program continues its session'
+        return ""
 
 
 class ClaudeCodeSettings(HarnessSettings, tag="claude-code"):
     """Claude Code, as npm installs it (`npm install @anthropic-ai/claude-code`)."""
+
+    sessions: ClassVar[bool] = True
 
     program: str = "claude"  # Path of the program.
     arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
@@ -78,7 +97,7 @@ class CodexSettings(HarnessSettings, tag="codex"):
     program: str = "codex"  # Path of the program.
     arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
 
-    def problem(self) -> str:
+    def own_problem(self) -> str:
         return (
             "codex gives the policy no tools of MCP servers; leave out `tools`, or take another harness"
             if self.tools
@@ -99,7 +118,7 @@ class PiSettings(HarnessSettings, tag="pi"):
     program: str = "pi"  # Path of the program.
     arguments: list[str] = msgspec.field(default_factory=list)  # Further arguments.
 
-    def problem(self) -> str:
+    def own_problem(self) -> str:
         return "pi knows no MCP servers; leave out `tools`, or take another harness" if self.tools else ""
 
 
@@ -112,7 +131,7 @@ class PythonSettings(HarnessSettings, tag="python"):
 
     function: str = ""  # `path/to/file.py:function` or `package.module:function`.
 
-    def problem(self) -> str:
+    def own_problem(self) -> str:
         return "" if ":" in self.function else f"found function = {self.function!r}; expected path/to/file.py:function"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,24 @@ INSTRUCTION = "{prompt}"
 class Command:
     """A program that runs once. See `asyncrl.harnesses.harness.Harness`."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        files: Mapping[str, str],
+        resume_command: Sequence[str] = (),
+    ) -> None:
         self._command, self._environment, self._files = command, environment, files
+        self._resume_command = resume_command  # continues from the files of a session
 
     async def run(self, attempt: Attempt) -> None:
         for path, text in self._files.items():
             await attempt.sandbox.put(path, text.encode())
-        command = [word.replace(INSTRUCTION, attempt.instruction) for word in self._command]
+        words = self._resume_command if attempt.resumed else self._command
+        command = [word.replace(INSTRUCTION, attempt.instruction) for word in words]
         environment = {**addresses(attempt.endpoint), **self._environment}
-        result, output = await attempt.run_own(command, environment=environment, stdin=attempt.instruction.encode())
+        stdin = b"" if attempt.resumed else attempt.instruction.encode()  # the session has it
+        result, output = await attempt.run_own(command, environment=environment, stdin=stdin)
         attempt.context.completion = shortened(output)
         if result.code:
             stopped = f", stopped by {result.limit}" if result.limit else ""
@@ -51,7 +60,7 @@ class _Kind(HarnessKind):
     """See `asyncrl.harnesses.harness.HarnessKind`."""
 
     def make(self, settings: CommandSettings, base: Path) -> Harness:
-        return Command(settings.command, settings.environment, settings.files)
+        return Command(settings.command, settings.environment, settings.files, settings.resume_command)
 
 
 KIND = _Kind()

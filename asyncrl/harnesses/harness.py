@@ -30,6 +30,7 @@ class Attempt(NamedTuple):
     endpoint: Endpoint
     sandbox: Sandbox
     tools: ToolCalls
+    resumed: bool = False  # the workspace is that of a snapshot: the program continues its session
 
     @property
     def instruction(self) -> str:

@@ -15,6 +15,7 @@ from asyncrl.harnesses.episode import episode_rollout
 from asyncrl.harnesses.harness import Attempt, Harness, HarnessFailed
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.limits import within
+from asyncrl.harnesses.snapshots import Snapshots
 from asyncrl.harnesses.task_files import Graded, OpenSandbox, TaskFiles, collect, difference, grade, prepare
 from asyncrl.rollout.context import RolloutContext, RolloutFunction, single_turn
 from asyncrl.sandboxes.sandbox import Sandbox
@@ -87,7 +88,12 @@ async def _run(
             listening = await sandbox.listen() if settings.address == "sandbox" else None
             await stack.enter_async_context(endpoint.listen(listening, tools if settings.tools else None))
         stack.enter_context(context.working(type(harness).__name__.lower()))
-        fault = await within(harness.run(Attempt(row, context, endpoint, sandbox, tools)), endpoint, limit_s)
+        resumed = False
+        if settings.resume == "snapshot":
+            snapshots = Snapshots(context.snapshots(), sandbox, endpoint)
+            resumed, endpoint.snapshot = await snapshots.resume(), snapshots.take
+        attempt = Attempt(row, context, endpoint, sandbox, tools, resumed)
+        fault = await within(harness.run(attempt), endpoint, limit_s)
     if settings.tools:
         context.outcome(metrics={"tool_calls": tools.calls, "tool_failures": tools.failures})
     return fault

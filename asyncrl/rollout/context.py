@@ -24,6 +24,7 @@ from asyncrl.rollout.host import Asked, Host, Limits
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside, seed_of_call
 from asyncrl.rollout.outcomes import as_bytes, check_outcome, merged
 from asyncrl.rollout.row import Row
+from asyncrl.rollout.snapshots import SnapshotLog
 from asyncrl.rollout.tool_calls import ToolCalls
 from asyncrl.tools.server import ToolServer
 from asyncrl.tracing import traceparent
@@ -129,7 +130,16 @@ class RolloutContext:
                     del self._calls[path]
             return path, answer
 
-        return Endpoint(self.tokenizer, sample, max_new_tokens=most)
+        def restore(path: str, ids: Int32Array) -> Answer:
+            answer = calls.take(path)
+            self._calls[path] = Generation(ids, answer, Generated(answer, self.tokenizer))
+            return answer
+
+        return Endpoint(self.tokenizer, sample, max_new_tokens=most, restore=restore)
+
+    def snapshots(self) -> SnapshotLog:
+        """Return the snapshots of the workspace that were stored, for harnesses."""
+        return self._journal.snapshots(self._host.checkpoint)
 
     async def opponent(
         self,

@@ -37,6 +37,7 @@ from asyncrl.live.turn_boundary import AUTO, open_boundary
 from asyncrl.ports import LOOPBACK
 from asyncrl.rollout.journal import outside
 from asyncrl.rollout.mcp_endpoint import MCP_PATH, answer_of
+from asyncrl.rollout.snapshots import EndedCall
 from asyncrl.rollout.tool_calls import ToolCalls
 from topics.trajectories import Answer
 from topics.wire import Int32Array
@@ -86,8 +87,18 @@ class Endpoint:
     api_key = ""  # for this address alone
     mcp_url = ""  # of an MCP server with the tools of the trajectory, with the same key; "": it has no tools
 
-    def __init__(self, tokenizer: TaskTokenizer, sample: Sample, *, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        sample: Sample,
+        *,
+        max_new_tokens: int,
+        restore: Callable[[str, Int32Array], Answer],
+    ) -> None:
         """
+        Args:
+            restore: takes up a call that ended before a snapshot, by its path and prompt; returns its answer.
+
         Raises:
             TokenizerError: the model cannot hold conversations.
         """
@@ -99,6 +110,9 @@ class Endpoint:
         self._listening: socket.socket | None = None
         self._tools: ToolCalls | None = None
         self._open, self._opened_at, self._waited_s = 0, 0.0, 0.0
+        self._restore, self._ended = restore, list[EndedCall]()  # calls since the newest snapshot
+        self.snapshot: Callable[[list[EndedCall]], Awaitable[bool]] | None = None
+        """Stores a snapshot with these calls, before a call is sampled; returns whether it did."""
 
     @property
     def waited_s(self) -> float:
@@ -222,6 +236,8 @@ class Endpoint:
         form = wording.form if request.tools else None
         sampling = sampling_of(request, form, self._tokenizer.stop_ids, most=self._most, choice=0)
         with self._waiting():
+            if self.snapshot is not None and self._open == 1 and await self.snapshot(self._ended):
+                self._ended = []
             path, answer = await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
         if not len(answer.tokens) and answer.finish == "length":
             words = f"prompt is too long: its {len(prompt.ids)} tokens fill the context of the model"
@@ -270,8 +286,16 @@ class Endpoint:
         opening = _opening(path, request, prompt)
         parts = ReplyParts(request, self._language.wording, opening.turn, begun=prompt.begun)
         pieces = [*parts.add(answer.tokens), *parts.end()]
-        self._remember(opening.turn, prompt, answer, parts)
+        key = history_key(assistant_message(parts.text, parts.calls), prompt.key)
+        call = EndedCall(path, prompt.ids, key, prompt.key, prompt.tools)
+        self._remember(call, answer)
+        if self.snapshot is not None:
+            self._ended.append(call)
         return _Read(opening, parts, pieces)
+
+    def restore(self, call: EndedCall) -> None:
+        """Take up a call that ended before the snapshot from which the trajectory continues."""
+        self._remember(call, self._restore(call.path, call.ids))
 
     async def _wait(self, http: web.Request, task: asyncio.Task[tuple[str, Answer]]) -> web.StreamResponse | None:
         """Keep a client waiting that reads events until its answer is whole; None if it need not wait for long."""
@@ -283,11 +307,10 @@ class Endpoint:
                 await response.write(b": the answer is being sampled\n\n")  # a comment, which clients pass over
         return response
 
-    def _remember(self, turn: str, prompt: Prompt, answer: Answer, parts: ReplyParts) -> None:
+    def _remember(self, call: EndedCall, answer: Answer) -> None:
         """Let later prompts of the conversation begin with the tokens of this reply."""
-        ids = np.concatenate([prompt.ids, answer.tokens])
-        key = history_key(assistant_message(parts.text, parts.calls), prompt.key)
-        self._known.put(key, History(turn, ids, len(prompt.ids), tools=prompt.tools, before=prompt.key))
+        ids, turn = np.concatenate([call.ids, answer.tokens]), _turn_of(call.path, call.ids)
+        self._known.put(call.key, History(turn, ids, len(call.ids), tools=call.tools, before=call.before))
 
 
 async def _begin_events(http: web.Request) -> web.StreamResponse:
@@ -305,6 +328,11 @@ def _check_supported(request: Request) -> None:
 
 def _opening(path: str, request: Request, prompt: Prompt) -> Opening:
     """The facts of a reply before its tokens; an equal call of a resumed trajectory has the same id."""
-    turn = xxhash.xxh3_128_hexdigest(path.encode() + prompt.ids.tobytes())[:24]
+    turn = _turn_of(path, prompt.ids)
     ids = prompt.ids.tolist() if request.token_ids else None
     return Opening(turn, request.model or _MODEL, int(time.time()), len(prompt.ids), ids)
+
+
+def _turn_of(path: str, ids: Int32Array) -> str:
+    """Return the name of a reply: equal for an equal call of a resumed trajectory."""
+    return xxhash.xxh3_128_hexdigest(path.encode() + ids.tobytes())[:24]

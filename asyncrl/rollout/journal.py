@@ -8,7 +8,7 @@ depend on paths only, never on which of two parallel calls came back first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token, copy_context
 from copy import copy
@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.rollout.snapshots import SnapshotLog
 from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.wire import Int32Array, WireError
@@ -154,6 +155,17 @@ class Journal:
             raise Diverged("an endpoint was asked for outside of the rollout function; its context ends with it")
         return ContentCalls(self.answers, branch.child().path, again=again)
 
+    def snapshots(self, store: Callable[[], Awaitable[None]]) -> SnapshotLog:
+        """Snapshots of the trajectory, which are stored as answers are.
+
+        Raises:
+            Diverged: this is called outside of the rollout function.
+        """
+        branch = _BRANCH.get()
+        if branch is None:
+            raise Diverged("snapshots were asked for outside of the rollout function; its context ends with it")
+        return SnapshotLog(self.answers, branch.child().path, store)
+
     def news(self) -> dict[str, Answer]:
         """Return the unpublished part of the answers, each from its first unpublished token on."""
         news: dict[str, Answer] = {}
@@ -197,6 +209,11 @@ class ContentCalls:
             self._answers[path] = Answer(call, inputs, done=False)
         self._given.add(path)
         return path, self._answers[path]
+
+    def take(self, path: str) -> Answer:
+        """Return an answer that an earlier run of the program got, and that is not asked for again."""
+        self._given.add(path)
+        return self._answers[path]
 
     def withdraw(self, path: str) -> None:
         """Give the answer to the next equal call: the client of this one has left before its answer was whole."""
