@@ -27,6 +27,7 @@ FOREIGN = {
     "clip_ratio_high": "learner.loss_options.clip_high",
     "clip_ratio_low": "learner.loss_options.clip_low",
     "cliprange_value": "learner.critic.value_clip",
+    "context_parallel": "learner.layout.context",
     "context_parallel_size": "learner.layout.context",
     "cp": "learner.layout.context",
     "critic.optim.lr": "learner.critic.lr",
@@ -127,6 +128,7 @@ FOREIGN = {
     "tp": "learner.layout.tensor",
     "train_batch_size": "buffer.batch_groups",
     "train_files": "task.source",
+    "ulysses_sequence_parallel_size": "learner.layout.context",
     "val_files": "eval.source",
     "value_clip": "learner.critic.value_clip",
     "warmup_steps": "learner.lr_warmup_steps",
@@ -156,6 +158,9 @@ def meant_by(key: str, siblings: Iterable[str]) -> list[str]:
     names = {known: known.rpartition(".")[2] for known in known_settings() if not known.startswith("stages.")}
     nearest = difflib.get_close_matches(name, names.values(), n=1, cutoff=_NEAR)
     elsewhere = [known for known, last in names.items() if [last] == nearest]
+    below = [known for known in elsewhere if prefix and names[known] == name and known.startswith(f"{prefix}.")]
+    if len(below) == 1 and ".NAME." not in below[0]:
+        return below
     return elsewhere if len(elsewhere) == 1 or not prefix else []  # one of several tables is a guess
 
 

@@ -29,6 +29,8 @@ def test_every_name_of_another_framework_leads_to_a_setting():
         ("max_async_level=2", "buffer.max_lag"),
         ("rolout.slots=8", "rollout"),
         ("learner.stepz=8", "learner.steps"),
+        ("learner.context=2", "learner.layout.context"),
+        ("learner.context_parallel=2", "learner.layout.context"),
     ],
 )
 def test_an_unknown_setting_is_answered_with_the_one_that_is_meant(written: str, meant: str):
