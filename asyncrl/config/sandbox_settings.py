@@ -95,6 +95,10 @@ class SandboxKind:
         """Return what is missing on this machine; empty if sandboxes can start."""
         return ""
 
+    def finds(self, _program: str) -> bool:
+        """Return whether sandboxes may have a program; False if it is missing for certain."""
+        return True
+
     def capabilities(self) -> frozenset[SandboxCapability]:
         """Return the guarantees of the kind for workers on this machine."""
         raise NotImplementedError

@@ -43,6 +43,9 @@ def _of_pool(config: Config, base: Path, using: list[Task]) -> Iterator[Finding]
         elif settings.address == "sandbox" and SandboxCapability.REACHES_WORKER not in capabilities:
             message = f"programs of sandbox.kind = {config.sandbox.kind} cannot reach the policy; take mini or python"
             yield Finding((*task.keys("rollout"), "sandbox.kind"), message)
+        elif (program := getattr(settings, "program", "")) and not sandbox_kind(config.sandbox.kind).finds(program):
+            message = f"this machine has no program {program}; install it, or set the path of the program"
+            yield Finding((f"harnesses.{name}.program", *task.keys("rollout")), message)
     kind = sandbox_kind(config.sandbox.kind)
     faults = [*kind.checks(config.sandbox)]
     yield from faults

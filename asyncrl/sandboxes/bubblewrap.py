@@ -64,10 +64,16 @@ class Bubblewrap(SandboxKind):
 
     def problem(self, settings: SandboxSettings) -> str:
         if absent := [path for path in settings.readable if not Path(path).exists()]:
-            return f"sandbox.readable: {absent[0]} does not exist on this machine"
+            return f"this machine has no {absent[0]}, which sandbox.readable names; install it, or leave it out"
         if os.geteuid() == 0 and shutil.which("setpriv") is None:
             return "the worker is root and has no program `setpriv`, by which bubblewrap starts without its rights"
         return _fault_of_bubblewrap()
+
+    def finds(self, program: str) -> bool:
+        path = Path(program)
+        if "/" in program and (not path.is_absolute() or path.is_relative_to(_WORKSPACE)):
+            return True  # a file of the row, or of its setup
+        return shutil.which(program, path=PATH) is not None
 
     def capabilities(self) -> frozenset[SandboxCapability]:
         given = set(SandboxCapability) - {SandboxCapability.IMAGES}

@@ -18,6 +18,7 @@ from asyncrl.errors import FunctionError
 from asyncrl.harnesses.harness import HarnessFailed
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
+from asyncrl.run.preflight_harness import check_harnesses
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import SandboxError
 from asyncrl.sandboxes.served import ServedSandbox
@@ -288,6 +289,19 @@ async def test_each_harness_ends_with_its_sandbox_when_its_trajectory_is_cancell
         await task
 
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "found"), [("/no/claude", True), ("no-such-claude", True), ("sh", False), ("./mine", False)]
+)
+def test_a_program_that_the_machine_lacks_is_found_before_the_run(program: str, found: bool, tmp_path: Path):
+    table = f"harnesses.agent={{kind='claude-code',program='{program}'}}"
+    config = load_config("coder", overrides=[table, "task.rollout=harness:agent"]).config
+
+    messages = [one.message for one in check_harnesses(config, tmp_path) if one.keys[0] == "harnesses.agent.program"]
+
+    expected = f"this machine has no program {program}; install it, or set the path of the program"
+    assert messages == ([expected] if found else [])
 
 
 def test_a_table_of_a_harness_has_the_settings_of_its_kind():
