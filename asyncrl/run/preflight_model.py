@@ -77,7 +77,9 @@ def _get_command(path: str) -> str:
         return f"asyncrl model get {name}"
     if not HUB_ID.fullmatch(path):
         return ""
-    folder = path.rpartition("/")[2]
+    owner, _, folder = path.partition("/")
+    if owner == "models":  # the folder of models in the guides, and no owner on the hub
+        return f"asyncrl model get HUB_ID -o {path}"
     return f"asyncrl model get {path} -o {folder}, then model.path = {folder}"
 
 

@@ -188,6 +188,7 @@ def test_a_config_with_a_hub_id_gets_the_command_that_fetches_it(tmp_path: Path,
     for path, command in (
         ("Qwen/Qwen3-0.6B", "asyncrl model get Qwen/Qwen3-0.6B -o Qwen3-0.6B, then model.path = Qwen3-0.6B"),
         ("smollm2-135m", "asyncrl model get smollm2-135m"),
+        ("models/Qwen3-8B", "asyncrl model get HUB_ID -o models/Qwen3-8B"),
     ):
         (tmp_path / "mine.toml").write_text(f'run = "mine"\nmodel.path = "{path}"\n')
         with pytest.raises(ConfigError) as caught:
