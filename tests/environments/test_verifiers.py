@@ -47,6 +47,8 @@ def test_a_python_without_verifiers_and_an_absent_python_are_named_with_the_inst
         make("verifiers", "sums_taskset", {"python": sys.executable, "folder": str(EXAMPLES)}, 1)
     with pytest.raises(DataError, match=r"the option python = '/no/python' cannot start"):
         make("verifiers", "sums_taskset", {"python": "/no/python"}, 1)
+    with pytest.raises(DataError, match=r"the option folder names no folder: /no/folder"):
+        make("verifiers", "sums_taskset", {"python": sys.executable, "folder": "/no/folder"}, 1)
     with pytest.raises(DataError, match="missing required field `python`; its options are python, folder"):
         make("verifiers", "sums_taskset", {}, 1)
 

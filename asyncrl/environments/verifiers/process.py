@@ -58,6 +58,8 @@ class Process:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Any]] = {0: Future()}
         self._lock = threading.Lock()
+        if not Path(options.folder).is_dir():
+            raise DataError(f"verifiers:{name}: the option folder names no folder: {options.folder}")
         try:
             self._process = subprocess.Popen(
                 [options.python, worker.__file__],
