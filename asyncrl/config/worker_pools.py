@@ -101,6 +101,8 @@ def check_pools(config: Config) -> Iterator[Finding]:
     for pool in pools:
         if not pool.tasks:
             message = f"names no task, so that its workers have no work; known are {', '.join(known)}"
+            if pool.role == "reward" and config.rollout.pools:
+                message += f". Without tasks it needs the name of a rollout pool: {', '.join(config.rollout.pools)}"
             yield Finding((_key(pool),), message)
     for task in dict.fromkeys(task for pool in pools for task in pool.tasks):
         having = [pool for pool in pools for name in pool.tasks if name == task]
