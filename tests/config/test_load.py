@@ -203,7 +203,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
         ("learnr.lr", "did you mean learner?"),
         ("learner.max_lagg", "did you mean buffer.max_lag?"),
         ("rollout.temp", "did you mean rollout.temperature?"),
-        ("engine.model", "expected one of kind, "),  # three other tables have one
+        ("rollout.model", "expected one of "),  # several other tables have one
         ("learner.lrate", "expected one of trainer, "),
         ("recorder.zzzzzz", "expected one of plot, report, samples, samples_mb"),
     ],
