@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncrl.config.slots import first_slots
 from asyncrl.config.worker_pools import config_of_actor
 from asyncrl.state.run_state import RunState
+from topics.roles import pool_of
 
 _IDLE = 0.1  # share of the time that is worth a hint
 _STEPS = 4  # of RL that show how a run is paced
@@ -20,6 +21,8 @@ def idle_hints(state: RunState) -> list[str]:
     learner, slots = max(0.0, 1 - trained_s / span_s), max(0.0, 1 - _taken(state))
     words = f"the learner trains {1 - learner:.0%} of the time, and {1 - slots:.0%} of the rollout slots are taken"
     buffer = state.config.buffer
+    if slots > _IDLE and (full := _full_pool(state)):
+        return [f"other workers wait for the pool {full}, whose slots are all taken: {words}; {_more(state, full)}"]
     if slots > _IDLE and learner > _IDLE:
         return [
             f"engines and learner wait for each other: {words}; raise buffer.max_lag from {buffer.max_lag} to "
@@ -38,9 +41,21 @@ def _engines(state: RunState) -> int:
     return sum(count for pool, count in state.wanted.items() if pool.startswith("engine"))
 
 
-def _taken(state: RunState) -> float:
-    """Return the share of the rollout slots that have a trajectory."""
+def _full_pool(state: RunState) -> str:
+    """Return a pool of rollout workers that has more work than slots; "" if there is none."""
+    pools = dict.fromkeys(pool_of(actor.actor_id) for actor in state.of_role("rollout") if actor.live)
+    waiting = (pool for pool in pools if state.queues.get(pool, {}).get("waiting", 0))
+    return next((pool for pool in waiting if _taken(state, pool) > 1 - _IDLE), "")
+
+
+def _more(state: RunState, pool: str) -> str:
+    return f"add a worker, `asyncrl scale {pool.replace('-', '.')}={state.wanted.get(pool, 1) + 1}`"
+
+
+def _taken(state: RunState, pool: str = "") -> float:
+    """Return the share of the rollout slots, of all pools or of one, that have a trajectory."""
     workers = [actor for actor in state.of_role("rollout") if actor.live and actor.gauge("held") is not None]
+    workers = [actor for actor in workers if pool in ("", pool_of(actor.actor_id))]
     slots = sum(actor.gauge("slots") or first_slots(config_of_actor(state.config, actor.actor_id)) for actor in workers)
     held = sum(max(0.0, (actor.gauge("held") or 0.0) - state.config.sandbox.ready) for actor in workers)
     return min(1.0, held / slots) if slots else 1.0

@@ -4,6 +4,7 @@ import pytest
 
 from asyncrl.state.idle import idle_hints
 from harness.states import NOW_S, MadeState
+from topics.actors import ActorStarted
 
 
 def state(*, train_s: float, held: int) -> MadeState:
@@ -31,6 +32,19 @@ def test_the_idle_part_and_the_change_that_uses_it_are_named(train_s: float, hel
     (hint,) = idle_hints(case.state)
 
     assert words in hint
+
+
+def test_a_full_pool_that_others_wait_for_is_named_with_its_workers():
+    case = state(train_s=0.5, held=0).publish(ActorStarted("rollout", "rollout-slow-1", "elsewhere", 1))
+    case.vitals("rollout-slow-1", held=8, slots=8)
+    case.state.steps = case.state.steps[-8:]
+    case.state.wanted["rollout-slow"] = 1
+    case.queue("rollout-slow", waiting=50, under_way=8)
+
+    (hint,) = idle_hints(case.state)
+
+    assert hint.startswith("other workers wait for the pool rollout-slow, whose slots are all taken: the learner ")
+    assert hint.endswith("50% of the rollout slots are taken; add a worker, `asyncrl scale rollout.slow=2`")
 
 
 def test_a_run_that_is_busy_or_has_few_steps_has_no_hint():
