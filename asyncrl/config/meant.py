@@ -78,6 +78,7 @@ FOREIGN = {
     "lr_decay_style": "learner.schedule",
     "lr_scheduler_type": "learner.schedule",
     "lr_warmup_iters": "learner.lr_warmup_steps",
+    "lrate": "learner.lr",
     "max_async_level": "buffer.max_lag",
     "max_completion_length": "rollout.max_new_tokens",
     "max_grad_norm": "learner.max_grad_norm",

@@ -204,7 +204,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
         ("learner.max_lagg", "did you mean buffer.max_lag?"),
         ("rollout.temp", "did you mean rollout.temperature?"),
         ("rollout.model", "expected one of "),  # several other tables have one
-        ("learner.lrate", "expected one of trainer, "),
+        ("learner.lrate", "did you mean learner.lr?"),
         ("recorder.zzzzzz", "expected one of plot, report, samples, samples_mb"),
     ],
 )
