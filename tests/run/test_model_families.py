@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from asyncrl.api.check import check
 from asyncrl.data.model_dir import ModelError
+from asyncrl.training.document_check import arrangement_of
 from asyncrl.training.megatron.families import FAMILIES as LISTED
 from asyncrl.training.transformers_config import read_transformers_config
-from harness.families import FAMILIES, change_config, write_family
+from harness.families import FAMILIES, SHAPE, change_config, write_family
 
 CONFIG = """
 model.path = "model"
@@ -109,6 +112,36 @@ def test_ranks_that_share_tokens_need_full_attention_and_the_layer_that_lacks_it
     assert "learner.layout.context" in problem.key
     assert "ranks share the tokens of full attention alone" in problem.message
     assert problem.message.endswith("has Olmo3Attention with a sliding window; set learner.layout.context = 1")
+
+
+class Counting(torch.nn.Module):
+    """A layer that has another output at each call."""
+
+    calls = 0
+
+    def forward(self, hidden):
+        self.calls += 1
+        return hidden / self.calls
+
+
+class LeakingConfig(LlamaConfig):
+    model_type = "leaking"
+
+
+class LeakingModel(LlamaForCausalLM):
+    config_class = LeakingConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.layers[1].mlp = Counting()
+
+
+def test_a_model_whose_documents_leak_in_every_arrangement_is_refused_with_the_layer_kind():
+    AutoConfig.register("leaking", LeakingConfig, exist_ok=True)
+    AutoModelForCausalLM.register(LeakingConfig, LeakingModel, exist_ok=True)
+
+    with pytest.raises(ModelError, match="several documents leaks in Counting, and padded rows differ from separate"):
+        arrangement_of(LeakingConfig(**SHAPE))
 
 
 def test_weights_of_another_model_are_refused_by_the_name_of_a_tensor(model, tmp_path):
