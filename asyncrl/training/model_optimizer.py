@@ -118,7 +118,7 @@ class ModelOptimizer:
         rests = self._masters.rests if self._masters is not None else {}
         for name, one in self.parameters.items():
             if is_adapter(name):
-                found.append(Source(self._stems.adapter, peft_name(name), one, one.dtype))
+                found.append(Source(self._stems.adapter, self._peft_name(name), one, one.dtype))
                 continue
             kept = self.rounded[name] if name in rests else one
             source = Source(self._stems.weights, name, kept, one.dtype, rest=rests.get(name))
@@ -151,12 +151,18 @@ class ModelOptimizer:
         """
         with TensorFiles(directory, self._stems.weights) as weights, TensorFiles(directory, self._stems.state) as state:
             self._load({name: one for name, one in self.parameters.items() if not is_adapter(name)}, weights)
-            adapters = {peft_name(name): one for name, one in self.parameters.items() if is_adapter(name)}
+            adapters = {self._peft_name(name): one for name, one in self.parameters.items() if is_adapter(name)}
             stem = self._stems.adapter
             if stem and any(directory.glob(f"{stem}*.safetensors")):
                 with TensorFiles(directory, stem) as files:
                     self._load(adapters, files)
             self._load_state(state)
+
+    def _peft_name(self, name: str) -> str:
+        """The name of an adapter's parameter in PEFT's files, for the module as it is named on disk."""
+        module, _, end = name.rpartition(".")
+        on_disk = next(iter(self.names.parts(f"{module}.weight", ())))
+        return peft_name(f"{on_disk.removesuffix('weight')}{end}")
 
     def first_other(self, directory: Path) -> str:
         """Return the name of a frozen weight that differs from a model's; empty if there are none."""

@@ -18,6 +18,7 @@ from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.merging import merged
 from asyncrl.weights.model_folder import write_model
 from asyncrl.weights.verify import TornVersion, check_version
+from harness.families import write_with_images
 from harness.roles import LORA, TO_REFERENCE, assert_same_bits, scored, with_penalties
 from harness.training import copies, policy_rows, save
 from topics.batches import Objective
@@ -140,6 +141,20 @@ def test_an_adapter_that_is_added_to_the_model_has_the_bits_of_the_version_that_
     model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models / "policy"), directory)
     for name, tensor in model.merge_and_unload().state_dict().items():
         assert torch.allclose(tensor.to(own[name].dtype), own[name], atol=1e-6 if dtype == "float32" else 2e-3), name
+
+
+def test_an_adapter_fits_the_names_of_a_model_with_images(tmp_path):
+    write_with_images(tmp_path / "model")
+    trainer = TorchTrainer(tmp_path / "model", TorchSettings(lora=PUBLISHED))
+    trainer.step(policy_rows(np.random.default_rng(1), 6), Objective(learning_rate=1e-2))
+    publisher = publisher_of(trainer, tmp_path)
+    publisher.copy_weights()
+    base = load_file(tmp_path / "model" / "model.safetensors")
+
+    found = merged(base, Path(publisher.publish(lineage=0, version=1).location))
+
+    changed = {name for name, one in base.items() if not torch.equal(found[name], one)}
+    assert changed == {name for name in base if name.endswith(("q_proj.weight", "down_proj.weight"))}
 
 
 def copies_of_model(trainer):
