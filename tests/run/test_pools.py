@@ -32,7 +32,7 @@ time_limit_s = 20.0
 [buffer]
 batch_groups = 6
 [learner]
-steps = 3
+steps = 4
 [eval]
 prompts = 4
 [workers]
