@@ -327,6 +327,7 @@ async def test_a_run_is_forked_at_a_checkpoint_with_other_settings(killed: Run):
 
 
 @SLOW
+@pytest.mark.nightly
 async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: Run):
     words = ["--at", "6", "--set", "learner.steps=24", "--set", PACED]
     async with fork(killed.folder, "short", "between", *words) as new:

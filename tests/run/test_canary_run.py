@@ -92,6 +92,7 @@ class Users:
         await until(decided, f"{topic.name}, number {count}", 240)
 
 
+@pytest.mark.nightly  # test_channels_run.py has a channel in a run every day
 async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_supervisor(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
     (tmp_path / "judging.py").write_text(JUDGE)

@@ -16,7 +16,12 @@ from harness.training import copies, save
 
 pytestmark = pytest.mark.slow  # two processes with torch
 
+DAILY = ("tensor", "experts")
 COUNTED = torch.tensor([name not in ("rows", "rows_skipped") for name in FIGURES])
+
+
+def with_marks(names):
+    return [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in names]
 
 
 def opened(folder, case, **further):
@@ -37,7 +42,7 @@ def first_of(model):
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected(request, tmp_path_factory):
     """A folder with what two processes found; and figures, weights before and after of the torch trainer, by model."""
     folder, found = tmp_path_factory.mktemp("adapters"), {}
     for model in TARGETS:
@@ -48,7 +53,9 @@ def expected(tmp_path_factory):
         state.mkdir()
         save(trainer, state)
         found[model] = begun, first, step(trainer, case, 1), copies(trainer), adapters(trainer)
-    run_group(["-m", "tests.harness.megatron_adapters"], 2, folder)
+    selected = [item for item in request.session.items if item.path == request.path]
+    nightly = any(item.get_closest_marker("nightly") for item in selected)
+    run_group(["-m", "tests.harness.megatron_adapters"], 2, folder, *(CASES if nightly else DAILY))
     return folder, found
 
 
@@ -68,7 +75,7 @@ def beginning(tensors, prefix):
     return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_marks(CASES))
 def test_steps_of_adapters_and_checkpoints_of_both_trainers_are_those_of_the_torch_trainer(expected, name):
     folder, of_torch = expected
     case, found = CASES[name], load_file(folder / f"{name}.safetensors")
@@ -88,7 +95,7 @@ def test_steps_of_adapters_and_checkpoints_of_both_trainers_are_those_of_the_tor
         assert_moved_alike(copies(trainer), after, begun, 1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.published])
+@pytest.mark.parametrize("name", with_marks(name for name, case in CASES.items() if case.published))
 def test_published_adapters_have_the_names_and_numbers_of_the_torch_trainer(expected, name):
     folder, of_torch = expected
     case = CASES[name]

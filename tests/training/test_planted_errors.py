@@ -85,6 +85,7 @@ except ModelError as error:
 """
 
 
+@pytest.mark.nightly
 def test_the_library_is_the_same_where_transformer_engine_is_installed(tmp_path):
     (tmp_path / "transformer_engine.py").write_text("print('loaded')\n")
     there = {**os.environ, "PYTHONPATH": str(tmp_path)}
