@@ -25,9 +25,11 @@ from topics.trajectories import TRAJECTORY_GENERATED
 
 AGENT = """
 import json, os, sys, time, urllib.request
-messages = [{"role": "user", "content": sys.stdin.read()}]
+resumes = "--resume" in sys.argv
+messages = json.load(open("session")) if resumes else [{"role": "user", "content": sys.stdin.read()}]
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-for turn in range(3):
+while (turn := sum(one["role"] == "assistant" for one in messages)) < 3:
+    json.dump(messages, open("session", "w"))
     body = json.dumps({"model": "any", "messages": messages}).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     messages.append(json.load(urllib.request.urlopen(request))["choices"][0]["message"])
@@ -194,6 +196,20 @@ async def test_kills_of_all_processes_of_a_harness_lose_nothing_and_grade_nothin
         of_prompts.setdefault(re.sub(r"-\d+$", "", name), []).append(found.tokens)
     assert all(one == members[0] for members in of_prompts.values() for one in members)
     assert await has_blobs(run)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+async def test_programs_that_continue_their_sessions_after_kills_earn_the_whole_reward(tmp_path: Path, marker: Path):
+    agent = "harnesses.agent"
+    resumes = [f"{agent}.resume=snapshot", f'{agent}.resume_command=["python3", "agent.py", "--resume"]']
+    roles = [role for role in ROLES if role != "engine-server"]
+    run, lines = await run_once(
+        tmp_path, marker, "engine.kind=scripted", LONG, *resumes, kills=20, every_s=1.0, roles=roles
+    )
+
+    assert len(lines) == 20, lines
+    assert failures(await results_of(run)) == []
 
 
 @pytest.mark.slow
