@@ -18,7 +18,7 @@ class SlotGate:
         self.taken = 0
         self._preparing: dict[object, float] = {}  # since when, by trajectory
         self._prepare_s = 0.0  # of the newest one that is prepared
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()  # those of cancelled ones are passed over
         self._begun = False  # whether a trajectory has had a slot
         self._idle, self._seen_s = 0.0, time.monotonic()
         self._taken_s, self._changed_s = 0.0, time.monotonic()
@@ -40,10 +40,8 @@ class SlotGate:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
+                if not turn.cancelled():
                     self.give()  # it had got one
-                else:
-                    self._waiting.remove(turn)
                 raise
             return
         self._change(1)
@@ -70,7 +68,7 @@ class SlotGate:
             "slots_taken": self.taken,
             "slots_taken_s": round(self._taken_s, 2),  # so far, of all slots together
             "slots_unprepared": round(self._idle, 4),  # share that waits for sandboxes
-            "prepared": len(self._waiting),
+            "prepared": sum(not turn.done() for turn in self._waiting),
             "preparing": len(self._preparing),
             "prepare_s": round(self._prepare_s, 2),
         }

@@ -25,6 +25,20 @@ async def test_a_slot_goes_to_the_next_that_is_prepared_and_a_cancelled_one_keep
     assert gate.taken == 0
 
 
+async def test_one_that_is_cancelled_as_a_slot_is_returned_ends_so_and_the_next_one_has_the_slot():
+    gate = SlotGate(1)
+    await gate.take()
+    first, second = (asyncio.create_task(gate.take()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    gate.give()  # before the cancelled one runs again
+    await asyncio.wait({first, second})
+
+    assert first.cancelled()
+    assert second.exception() is None
+    assert gate.taken == 1
+
+
 async def test_more_slots_are_handed_out_at_once_and_fewer_end_with_their_work():
     gate = SlotGate(1)
     await gate.take()
