@@ -121,3 +121,11 @@ class Feed:
 
     def dropped(self, prompt_id):
         return self.publish(GroupDropped(prompt_id, "failed"))
+
+
+def decided(fed, now_s: float = 1.0):
+    """All decisions until there are no more, each read back from the log."""
+    found = []
+    while decisions := fed.read_back(fed.fold.decide(now_s), at_s=now_s):
+        found += decisions
+    return found

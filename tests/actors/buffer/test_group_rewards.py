@@ -7,7 +7,7 @@ from actors.buffer.fold import BufferFold
 from actors.buffer.state import BufferState
 from asyncrl.config.held_out import HeldOut
 from harness.buffer_feed import feed
-from harness.folds import NO_PAYLOAD
+from harness.folds import NO_PAYLOAD, decided
 from topics.batches import BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped
@@ -42,14 +42,6 @@ def asked(decisions):
         for decision in decisions
         if isinstance(decision, GroupCompleted)
     ]
-
-
-def decided(fed, now_s):
-    """All decisions until there are no more, each read back from the log."""
-    found = []
-    while decisions := fed.read_back(fed.fold.decide(now_s), at_s=now_s):
-        found += decisions
-    return found
 
 
 @pytest.mark.parametrize("order", ["submitted first", "failure first"])

@@ -4,6 +4,7 @@ import pytest
 
 from harness.buffer_feed import feed
 from harness.configs import the_problem
+from harness.folds import decided
 from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
 from topics.trajectories import TrajectoryDropped
@@ -14,14 +15,6 @@ def issued(fed=None, *, number=0, size=4, wanted=2, **plan):
     for member in range(size):
         fed.issued(f"p{number:06d}-{member}", size=size, wanted=wanted)
     return fed
-
-
-def decided(fed, now_s: float = 1.0):
-    """All decisions until there are no more, each read back from the log."""
-    found = []
-    while decisions := fed.read_back(fed.fold.decide(now_s), at_s=now_s):
-        found += decisions
-    return found
 
 
 def taken(packed: BatchPacked) -> dict[str, list[str]]:

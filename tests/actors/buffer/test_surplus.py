@@ -3,7 +3,7 @@
 import pytest
 
 from harness.buffer_feed import feed
-from harness.folds import NO_PAYLOAD
+from harness.folds import NO_PAYLOAD, decided
 from topics.batches import BatchPacked
 from topics.groups import GroupCompleted
 from topics.trajectories import TrajectoryDropped, TrajectorySubmitted, VersionCount
@@ -14,14 +14,6 @@ def issued(size: int, wanted: int):
     for member in range(size):
         fed.issued(f"p000000-{member}", size=size, wanted=wanted)
     return fed
-
-
-def decided(fed, now_s: float = 1.0):
-    """All decisions until there are no more, each read back from the log."""
-    found = []
-    while decisions := fed.read_back(fed.fold.decide(now_s), at_s=now_s):
-        found += decisions
-    return found
 
 
 def members_of(packed: BatchPacked) -> list[str]:
