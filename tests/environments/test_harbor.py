@@ -1,7 +1,6 @@
 """Folders of Harbor tasks become rows, and harnesses work on them in a sandbox."""
 
 import shutil
-import string
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import SandboxError
-from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import problems
-from harness.live_runs import TEMPLATE
-from harness.lives import Life
+from harness.lives import Life, printable_tokenizer
 from harness.sandboxes import settings_of
 from topics.prompts import PromptRow
 
@@ -28,9 +25,7 @@ SOLVES = CommandSettings(command=["bash", "-c", "grep -q answer /data/notes.txt 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    folder = Path(tmp_path_factory.mktemp("model"))
-    create_model(folder, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=TEMPLATE)
-    return TaskTokenizer.load(folder)
+    return printable_tokenizer(Path(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture

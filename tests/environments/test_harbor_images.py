@@ -1,7 +1,6 @@
 """Sandboxes of a Harbor task are containers of the image that the task names."""
 
 import shutil
-import string
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -16,10 +15,8 @@ from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import SandboxError
-from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import problems
-from harness.live_runs import TEMPLATE
-from harness.lives import Life
+from harness.lives import Life, printable_tokenizer
 from harness.sandboxes import import_image, settings_of
 from topics.prompts import PromptRow
 
@@ -38,9 +35,7 @@ open("/app/answer", "w").write(reply)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    folder = Path(tmp_path_factory.mktemp("model"))
-    create_model(folder, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=TEMPLATE)
-    return TaskTokenizer.load(folder)
+    return printable_tokenizer(Path(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Tasksets of verifiers, in a separate Python: ASYNCRL_VERIFIERS_PYTHON names one that has verifiers 0.4."""
 
 import os
-import string
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,7 @@ from asyncrl.harnesses.episode import episode_rollout
 from asyncrl.harnesses.kinds import harness_kind
 from asyncrl.harnesses.rollout import harness_rollout
 from asyncrl.sandboxes.kinds import open_sandbox
-from asyncrl.training.init_model import ModelShape, create_model
-from harness.live_runs import TEMPLATE
-from harness.lives import Life
+from harness.lives import Life, printable_tokenizer
 from harness.sandboxes import settings_of
 
 EXAMPLES = Path(__file__).parents[2] / "asyncrl" / "examples"
@@ -31,9 +28,7 @@ installed = pytest.mark.skipif(not PYTHON, reason="ASYNCRL_VERIFIERS_PYTHON name
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    folder = Path(tmp_path_factory.mktemp("model"))
-    create_model(folder, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=TEMPLATE)
-    return TaskTokenizer.load(folder)
+    return printable_tokenizer(Path(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,10 +14,18 @@ from asyncrl.rollout.context import RolloutContext
 from asyncrl.rollout.host import Limits
 from asyncrl.rollout.journal import Journal, branch_tasks
 from asyncrl.tools.server import Toolbox
+from asyncrl.training.init_model import ModelShape, create_model
+from harness.live_runs import TEMPLATE
 from topics.trajectories import ProgressEntry
 from topics.wire import decode, encode
 
 SEED, MOST = 7, 6
+
+
+def printable_tokenizer(folder: Path) -> TaskTokenizer:
+    """Make a small model with a chat template into a folder; returns its tokenizer of printable characters."""
+    create_model(folder, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=TEMPLATE)
+    return TaskTokenizer.load(folder)
 
 
 class Host:

@@ -1,7 +1,6 @@
 """Programs work on rows in a sandbox with the policy as their model, and tests give the reward."""
 
 import asyncio
-import string
 import sys
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -22,10 +21,8 @@ from asyncrl.run.preflight_harness import check_harnesses
 from asyncrl.sandboxes.kinds import open_sandbox
 from asyncrl.sandboxes.sandbox import SandboxError
 from asyncrl.sandboxes.served import ServedSandbox
-from asyncrl.training.init_model import ModelShape, create_model
 from harness.configs import the_problem
-from harness.live_runs import TEMPLATE
-from harness.lives import Life
+from harness.lives import Life, printable_tokenizer
 from topics.prompts import PromptRow
 
 SANDBOX = SandboxSettings(kind="none", trusted=True)
@@ -45,9 +42,7 @@ print("wrote", reply)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    folder = Path(tmp_path_factory.mktemp("model"))
-    create_model(folder, alphabet=string.printable, seed=1, shape=ModelShape(context=4096), template=TEMPLATE)
-    return TaskTokenizer.load(folder)
+    return printable_tokenizer(Path(tmp_path_factory.mktemp("model")))
 
 
 class Policy:
