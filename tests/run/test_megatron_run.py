@@ -7,7 +7,7 @@ import pytest
 from harness.gated import closed_gate
 from harness.runs import kill, resume, up
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # two runs with four ranks of Megatron
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # two ranks of Megatron, then a run with torch
 SETTINGS = (
     "model.create.kv_heads=2",
     "learner.trainer=megatron",
