@@ -35,7 +35,7 @@ class _Pair(nn.Module):
             weight: of the product that makes the projection.
             row: of the projection.
             rank: of the adapter.
-            ranks: that share the product; each has the gradient of its own part of it.
+            ranks: that share the product; each has the gradient of one part of it.
         """
         super().__init__()
         divided = row.rule.split == 0
@@ -72,7 +72,7 @@ class ProductAdapter(nn.Module):
                 self.add_module(name, pair)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the product, [..., rows], of its input, [..., columns]."""
+        """Return the summand of the product, [..., rows], for its input, [..., columns]."""
         lead, made = hidden.shape[:-1], []
         for name, rows in self._parts:
             pair = self._modules.get(name)
@@ -111,7 +111,7 @@ def add_adapters(chunks: Sequence[Any], family: Family, shape: ModelConfig, layo
 
 @torch.no_grad()
 def draw_adapters(parts: Parts) -> dict[torch.Tensor, torch.Tensor]:
-    """Fill the adapters of a rank as the torch trainer does; returns what is in each A, in float32."""
+    """Fill the adapters of a rank as the torch trainer does; returns the values of each A, in float32."""
     generator, found = torch.Generator().manual_seed(SEED), {}
     places = [place for place in parts.places if place.rule.adapter and place.name.endswith("lora_A")]
     for place in sorted(places, key=lambda place: place.rule.stacks):  # experts last
@@ -125,7 +125,7 @@ def draw_adapters(parts: Parts) -> dict[torch.Tensor, torch.Tensor]:
 def merged_sources(
     parts: Parts, model: nn.Module, dtype: torch.dtype, exact: Reading, scale: float
 ) -> Iterator[Source]:
-    """Yield the tensors of a model as they are published, with its adapters in them.
+    """Yield the published tensors of a model, with its adapters in them.
 
     Args:
         parts: of the model.
